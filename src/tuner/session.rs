@@ -209,6 +209,8 @@ fn of_work(measurer: &mut Measurer<'_>, machine: &Machine, work: Work) -> Found 
         alpha: options.alpha,
         exhaustive: options.exhaustive,
         race_rounds: options.rounds,
+        // Nothing places threads on a machine that is only described.
+        free: options.pins(),
         ..tune::Options::default()
     };
     let mut for_work = ForWork { measurer, work, tried: 0 };

@@ -201,21 +201,21 @@ fn who_watches_sees_a_run_and_a_trigger_runs_its_program_once() {
     assert!(watching.next("hello")["version"].is_string());
     let target =
         Target::start(service.engine(), &["-t", "1", "-p", "4", "-n", "100000", "--op-ns", "100000"]);
-    let run = watching.next("run");
-    assert_eq!((run["pid"].as_u64(), run["rule"].as_str()), (Some(target.pid().into()), Some("slow")));
-    // In any order: the trigger looks more often than a second.
-    let (mut first, mut trigger, mut second) = (None, None, None);
-    while first.is_none() || trigger.is_none() || second.is_none() {
+    // In any order: the trigger looks more often than a second, and is told at once.
+    let (mut run, mut first, mut trigger, mut second) = (None, None, None, None);
+    while run.is_none() || first.is_none() || trigger.is_none() || second.is_none() {
         let event = watching.any();
         let decodes = event["tok_s"].as_f64() > Some(10.0);
         match event["event"].as_str() {
+            Some("run") => run = Some(event),
             Some("first_token") => first = Some(event),
             Some("trigger") => trigger = trigger.or(Some(event)),
             Some("second") if decodes => second = Some(event),
             _ => {}
         }
     }
-    let (trigger, second) = (trigger.expect("seen"), second.expect("seen"));
+    let (run, trigger, second) = (run.expect("seen"), trigger.expect("seen"), second.expect("seen"));
+    assert_eq!((run["pid"].as_u64(), run["rule"].as_str()), (Some(target.pid().into()), Some("slow")));
     assert_eq!(
         (trigger["trigger"].as_str(), trigger["pid"].as_u64()),
         (Some("below"), Some(target.pid().into()))
