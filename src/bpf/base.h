@@ -42,7 +42,7 @@ const volatile struct ops_constants {
 	__u32 offload; /* 1: the same, with tensors, for splits on other backends than the CPU's */
 	__u32 kernels; /* 1: kernels of a device, from a layer */
 	__u32 wake_bytes;
-	__u32 phases; /* 1: a change between prompt and decode wakes the reader */
+	__u32 phases;	      /* 1: a change between prompt and decode wakes the reader */
 	__u32 batch_on_stack; /* 1: llama_batch by value on the stack (x86-64), 0: by pointer in arg 2 */
 	__u32 tensor_len;     /* bytes up to the end of name, at most TENSOR_RAW */
 	__u32 type_off, ne_off, nb_off, op_off, op_params_off, flags_off, src_off, n_src, view_src_off;

@@ -1,6 +1,6 @@
 //! Tuning a command: it is run with other CPUs, threads and settings, each run is recorded, and the recordings decide.
 //!
-//! Uses `profinfer record` as a process of its own, [`analysis`] to read its traces, and [`tune`] to choose what to try
+//! Uses `profinfer record` as a process of its own, [`analysis`] to read its traces, and `tune` to choose what to try
 //! next. Changes nothing in a process that it has not started.
 
 pub mod command;
