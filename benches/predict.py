@@ -121,7 +121,7 @@ class Progress:
         return time.monotonic() - self.begin
 
     def share(self, parts):
-        """Time until when the next of so many parts may run; None: no limit."""
+        """End of the time for the next of the remaining parts; None: no limit."""
         now = self.elapsed()
         return self.limit and now + max(self.limit - now, 0) / parts
 

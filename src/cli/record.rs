@@ -282,8 +282,8 @@ fn summary_line(output: Option<&Path>, s: &Summary) -> String {
 static STOPS: AtomicU32 = AtomicU32::new(0);
 /// When the first signal came, CLOCK_MONOTONIC, ns; 0: none came.
 static FIRST_NS: AtomicU64 = AtomicU64::new(0);
-/// Signals within this time are one: the end of a parent process is told once for each of its threads
-/// (PR_SET_PDEATHSIG), and a closed terminal by SIGHUP beside another signal.
+/// Signals within this time count as one: when a parent process dies, the kernel sends one for each of its threads
+/// (PR_SET_PDEATHSIG), and a closing terminal adds SIGHUP to another signal.
 const SAME_NS: u64 = 100_000_000;
 
 /// Ctrl-C, SIGTERM and SIGHUP: the first ends the recording, the second ends the program.

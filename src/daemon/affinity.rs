@@ -31,7 +31,7 @@ const BLIND_NS: u64 = 300_000_000;
 const LOOK_NS: u64 = 100_000_000;
 /// Maximum processes with CPUs of a rule.
 const PROCESSES: usize = 64;
-/// Changes of one process that are told one by one in its trace.
+/// Maximum number of changes per process that get a record of their own in its trace.
 const TOLD: u32 = 200;
 /// Delays kept, the newest.
 const DELAYS: usize = 64;

@@ -149,7 +149,7 @@ impl Watch {
         lines
     }
 
-    /// Nobody wants events: what is known of the runs is forgotten, and told anew to the next who watches.
+    /// No watcher is connected: the state of the runs is dropped, and sent in full to the next watcher.
     pub fn forget(&mut self) {
         self.runs.clear();
     }

@@ -201,7 +201,7 @@ fn who_watches_sees_a_run_and_a_trigger_runs_its_program_once() {
     assert!(watching.next("hello")["version"].is_string());
     let target =
         Target::start(service.engine(), &["-t", "1", "-p", "4", "-n", "100000", "--op-ns", "100000"]);
-    // In any order: the trigger looks more often than a second, and is told at once.
+    // In any order: the trigger is checked more than once a second, and its event is sent immediately.
     let (mut run, mut first, mut trigger, mut second) = (None, None, None, None);
     while run.is_none() || first.is_none() || trigger.is_none() || second.is_none() {
         let event = watching.any();

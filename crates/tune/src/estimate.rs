@@ -175,7 +175,7 @@ impl View {
         Some(Estimate { speed, energy, alpha })
     }
 
-    /// A candidate without a sample, as the laws foretell it.
+    /// A candidate without a sample, as the fitted laws predict it.
     pub fn foretold(&self, machine: &Machine, candidate: &crate::Candidate) -> Estimate {
         let at = self.terrain.point(machine, candidate);
         let (mean, variance) = self.speed_law.predict(&self.terrain, &at);

@@ -15,7 +15,7 @@ pub struct Pressure {
 }
 
 impl Pressure {
-    /// None if the kernel does not count it, or is told not to (psi=0).
+    /// None if the kernel does not count it, or this is disabled (psi=0).
     pub fn find(proc: &Path) -> Option<FoundSensor> {
         let path = proc.join("pressure/cpu");
         let mut gauge = Pressure { file: found::open(&path).ok()? };
