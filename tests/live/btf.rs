@@ -31,12 +31,14 @@ impl Made {
     }
 }
 
-/// Records a shell whose only child is an engine with three threads; hides the kernel's own BTF if `hidden`.
+/// Records a shell whose only child is an engine with three threads; hides the kernel's own BTF if `hidden`. Without
+/// the scheduler: a switch that the kernel does not report, as it may on a busy machine, is lost where types do not tell
+/// how long a thread has run.
 fn family(program: &Path, btf: Option<&Path>, hidden: bool) -> (Run, Seen) {
     let dir = tempfile::tempdir().expect("a directory");
     let trace = dir.path().join("run.pfi");
     let mut recorder = profinfer();
-    recorder.args(["record", "-o"]).arg(&trace);
+    recorder.args(["record", "--no-sched", "-o"]).arg(&trace);
     if let Some(btf) = btf {
         recorder.arg("--btf").arg(btf);
     }
