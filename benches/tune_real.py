@@ -34,7 +34,7 @@ def known(bench, args):
             at = scratch.file("board")
             sh([sys.executable, BOARD, "make", at, str(seed)])
             best = json.loads(sh([sys.executable, BOARD, "best", at]))
-            found = tune(["--for", "energy", "--phase", "decode", "--sysfs", at, "--foreign-load", "100%", "--time", "10min"],
+            found = tune(["--for", "energy", "--phase", "decode", "--sysfs", at, "--foreign-load", "200%", "--time", "10min"],
                          [sys.executable, BOARD, "run", at, "--cpus", "{cpus}", "--threads", "{threads}", "-n", "160",
                           "--engine", program])
             chosen = found["works"][0]["tried"][found["works"][0]["chosen"]]
