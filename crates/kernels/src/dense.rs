@@ -72,6 +72,7 @@ macro_rules! types {
                 panel_bytes: |_, cols| cols * GROUP * $weight::BYTES,
                 pack: Some(pack::<{ $weight::BYTES }>),
                 scratch_bytes: no_scratch,
+                readings: &[],
                 run: |job, _| run_panels(job.matrix.isa(), job),
             };
             pub static ROWS: Recipe = Recipe::of_rows(TensorType::$ty, |job, _| run_rows(job.matrix.isa(), job));

@@ -9,7 +9,9 @@ use std::sync::Arc;
 use super::format::ActivationFormat;
 use super::isa::Isa;
 use super::memory::Memory;
+use super::reading::{Chosen, Reading};
 use super::recipe::Recipe;
+use crate::peak::{ReadPattern, read_bytes};
 use crate::quant::TensorType;
 
 /// Where the weights are kept.
@@ -36,6 +38,7 @@ pub struct Matrix {
     cols: usize,
     isa: Isa,
     recipe: &'static Recipe,
+    reading: Chosen,
     store: MatrixBytes,
 }
 
@@ -121,6 +124,28 @@ impl Matrix {
     /// Bytes of scratch memory that [`super::matmul()`] needs for this many tokens.
     pub fn scratch_bytes(&self, tokens: usize) -> usize {
         (self.recipe.scratch_bytes)(self.cols, tokens)
+    }
+
+    /// The ways to read the weights for one token, the default first; empty: there is only one.
+    pub fn readings(&self) -> &'static [Reading] {
+        self.recipe.readings
+    }
+
+    /// How one token's products read the weights.
+    pub fn reading(&self) -> Reading {
+        self.reading.of(self.recipe.readings)
+    }
+
+    /// Reads the weights in this way from now on, if it is one of [`Self::readings`].
+    pub fn set_reading(&self, reading: Reading) {
+        self.reading.set(self.recipe.readings, reading);
+    }
+
+    /// Only reads the weights of these rows, for comparison with a product; complete groups of rows.
+    pub fn read_only(&self, rows: Range<usize>, pattern: ReadPattern) {
+        let (group, bytes) = (self.group().max(1), self.panel_bytes());
+        let (from, to) = (rows.start / group * bytes, rows.end.div_ceil(group) * bytes);
+        read_bytes(self.data().get(from..to).unwrap_or_default(), pattern);
     }
 
     pub(crate) fn recipe(&self) -> &'static Recipe {

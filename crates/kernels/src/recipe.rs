@@ -1,6 +1,7 @@
 //! Recipes: the code that packs and multiplies weights of a type on an instruction set.
 
 use super::matmul::MatmulJob;
+use super::reading::Reading;
 use crate::quant::TensorType;
 
 /// Fills a zeroed panel from its rows in GGUF's order: (rows, bytes per row, panel). The last panel may have
@@ -26,13 +27,24 @@ pub(crate) struct Recipe {
     pub pack: Option<Pack>,
     /// Bytes of scratch memory for rows of this many elements and for this many tokens.
     pub scratch_bytes: fn(usize, usize) -> usize,
+    /// Ways to read the weights for one token, the default first; empty: there is only one.
+    pub readings: &'static [Reading],
     pub run: RecipeFn,
 }
 
 impl Recipe {
     /// For rows as stored in the file, without scratch memory.
     pub(crate) const fn of_rows(ty: TensorType, run: RecipeFn) -> Self {
-        Self { ty, group: 1, tile: None, panel_bytes: row_bytes, pack: None, scratch_bytes: no_scratch, run }
+        Self {
+            ty,
+            group: 1,
+            tile: None,
+            panel_bytes: row_bytes,
+            pack: None,
+            scratch_bytes: no_scratch,
+            readings: &[],
+            run,
+        }
     }
 }
 

@@ -2,10 +2,13 @@
 //!
 //! A single matrix would stay in the caches, so products cycle through enough copies to exceed any cache.
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use serde::Serialize;
+
+use super::reading::{self, ReadingChoice};
 
 use super::kernels::{
     Acts, Isa, Matrix, MatrixError, MatrixPlacement, ResultRows, RowIndex, matmul, prepare_row,
@@ -45,7 +48,7 @@ pub struct BenchCase {
 }
 
 /// The measurement of one product. Rates are in 10^9 per second; a multiply-add is two operations.
-#[derive(Debug, Clone, Copy, Serialize)]
+#[derive(Debug, Clone, Serialize)]
 pub struct Timing {
     /// Median, in microseconds.
     pub us: f64,
@@ -54,6 +57,8 @@ pub struct Timing {
     pub gop_s: f64,
     /// Tokens and rows of the kernel's innermost loop.
     pub tile: Option<(usize, usize)>,
+    /// One token: the ways to read the weights, and the chosen one.
+    pub reading: Option<ReadingChoice>,
 }
 
 /// Tile of `ep` tokens times `hp` vectors of rows for this many registers: the one with the fewest loads by MNN's
@@ -80,24 +85,45 @@ pub fn measure(case: &BenchCase, footprint: usize, seconds: f64) -> Result<Timin
     for _ in 1..footprint / fewer / bytes {
         matrices.push(make()?);
     }
-    let acts = PreparedRows::new(&matrices[0], case);
+    let refs: Vec<&Matrix> = matrices.iter().collect();
+    let file_bytes = (row_bytes * case.rows) as f64;
+    let reading = match case.tokens {
+        1 => reading::choose(case, &refs, Duration::from_secs_f64(seconds), true)?,
+        _ => None,
+    };
+    let chosen = reading.as_ref().and_then(|r| r.speed_of(r.chosen));
+    let seconds = match chosen {
+        Some(gb_s) => file_bytes / gb_s / 1e9,
+        None => median_seconds(case, &refs, (SLICE / fewer / bytes).max(1), seconds)?,
+    };
+    let ops = 2.0 * case.rows as f64 * case.cols as f64 * case.tokens as f64;
+    Ok(Timing {
+        us: seconds * 1e6,
+        weights_gb_s: file_bytes / seconds / 1e9,
+        gop_s: ops / seconds / 1e9,
+        tile: matrices[0].tile(),
+        reading,
+    })
+}
+
+/// The median time for one matrix, over slices of so many.
+fn median_seconds(
+    case: &BenchCase,
+    matrices: &[&Matrix],
+    slice: usize,
+    limit: f64,
+) -> Result<f64, MeasureError> {
+    let acts = PreparedRows::new(matrices[0], case);
     let mut results = vec![0.0f32; case.tokens * case.rows];
     let mut times = Vec::new();
     let begin = Instant::now();
-    while times.len() < 3 || begin.elapsed().as_secs_f64() < seconds {
-        for part in matrices.chunks((SLICE / fewer / bytes).max(1)) {
+    while times.len() < 3 || begin.elapsed().as_secs_f64() < limit {
+        for part in matrices.chunks(slice) {
             times.push(round(case, part, &acts, &mut results)? / part.len() as f64);
         }
     }
     times.sort_by(f64::total_cmp);
-    let seconds = times[times.len() / 2];
-    let ops = 2.0 * case.rows as f64 * case.cols as f64 * case.tokens as f64;
-    Ok(Timing {
-        us: seconds * 1e6,
-        weights_gb_s: (row_bytes * case.rows) as f64 / seconds / 1e9,
-        gop_s: ops / seconds / 1e9,
-        tile: matrices[0].tile(),
-    })
+    Ok(times[times.len() / 2])
 }
 
 /// Bytes that form finite weights in every type.
@@ -108,13 +134,13 @@ fn made_up(ty: TensorType, len: usize) -> Vec<u8> {
 }
 
 /// Prepared rows, all identical.
-struct PreparedRows {
+pub(super) struct PreparedRows {
     words: Vec<u64>,
     row_bytes: usize,
 }
 
 impl PreparedRows {
-    fn new(matrix: &Matrix, case: &BenchCase) -> Self {
+    pub(super) fn new(matrix: &Matrix, case: &BenchCase) -> Self {
         let row_bytes = prepared_row_bytes(matrix.format(), case.cols).next_multiple_of(64);
         let mut words = vec![0u64; row_bytes / 8 * case.tokens];
         let row: Vec<f32> = (0..case.cols).map(|i| (i as f32).sin()).collect();
@@ -133,9 +159,9 @@ impl PreparedRows {
 }
 
 /// Seconds for one pass over all matrices, on all threads.
-fn round(
+pub(super) fn round(
     case: &BenchCase,
-    matrices: &[Matrix],
+    matrices: &[&Matrix],
     acts: &PreparedRows,
     results: &mut [f32],
 ) -> Result<f64, MeasureError> {
@@ -143,43 +169,52 @@ fn round(
     let input = Acts::new(acts.bytes(), acts.row_bytes, index);
     // SAFETY: one row of `rows` values per token; the threads write disjoint rows of the matrix.
     let out = unsafe { ResultRows::new(results.as_mut_ptr(), case.rows, index) };
+    each_part(case, matrices, |m, rows, scratch| matmul(m, &input, rows, &out, scratch))
+}
+
+/// Seconds until all threads have called `work` for their rows of all matrices.
+pub(super) fn each_part(
+    case: &BenchCase,
+    matrices: &[&Matrix],
+    work: impl Fn(&Matrix, Range<usize>, &mut [u8]) + Sync,
+) -> Result<f64, MeasureError> {
+    let Some(group) = matrices.first().map(|m| m.group()) else { return Ok(0.0) };
     let (ready, next) = (AtomicUsize::new(0), AtomicUsize::new(0));
-    let work = |thread: usize| {
-        let mut scratch = vec![0; matrices[0].scratch_bytes(case.tokens)];
+    let all = |thread: usize| {
+        let scratch = matrices.iter().map(|m| m.scratch_bytes(case.tokens)).max().unwrap_or(0);
+        let mut scratch = vec![0; scratch];
         ready.fetch_add(1, Ordering::SeqCst);
         while ready.load(Ordering::SeqCst) < case.threads {
             std::hint::spin_loop();
         }
         let begin = Instant::now();
-        let run = |m: &Matrix, rows, scratch: &mut [u8]| matmul(m, &input, rows, &out, scratch);
         if case.tokens < MANY {
-            let group = matrices[0].group();
             let groups = case.rows.div_ceil(group);
             let edge = |thread: usize| (groups * thread / case.threads * group).min(case.rows);
             for m in matrices {
-                run(m, edge(thread)..edge(thread + 1), &mut scratch);
+                work(m, edge(thread)..edge(thread + 1), &mut scratch);
             }
         } else {
-            let step = CHUNK_ROWS.next_multiple_of(matrices[0].group());
+            let step = CHUNK_ROWS.next_multiple_of(group);
             let chunks = case.rows.div_ceil(step);
             loop {
                 let chunk = next.fetch_add(1, Ordering::Relaxed);
                 let Some(m) = matrices.get(chunk / chunks) else { break };
                 let start = chunk % chunks * step;
-                run(m, start..case.rows.min(start + step), &mut scratch);
+                work(m, start..case.rows.min(start + step), &mut scratch);
             }
         }
         begin.elapsed().as_secs_f64()
     };
     std::thread::scope(|scope| {
-        let work = &work;
-        let start = |t| std::thread::Builder::new().spawn_scoped(scope, move || work(t));
+        let all = &all;
+        let start = |t| std::thread::Builder::new().spawn_scoped(scope, move || all(t));
         let others = (1..case.threads).map(start).collect::<Result<Vec<_>, _>>().map_err(|source| {
             // The threads already started are waiting for the others.
             ready.store(case.threads, Ordering::SeqCst);
             MeasureError::Threads { n: case.threads, source }
         })?;
-        let own = work(0);
+        let own = all(0);
         Ok(others.into_iter().map(|t| t.join().unwrap_or(f64::NAN)).fold(own, f64::max))
     })
 }

@@ -24,7 +24,9 @@ pub const COMMAND: Command = Command {
     about: "Benchmark the matrix products of each type against the machine's peaks",
     text: "\
 The peaks are measured as by `ggml-runner peak`. Weights are read from memory, not from a cache. GB/s counts the weights as
-stored in the file; Gop/s counts a multiply-add as two operations. `tile` is the kernel's tile: tokens times vectors of
+stored in the file; its share for one token is that of reading alone, which takes turns with the product on the same memory.
+The ways to read the weights take turns, too, and the fastest is chosen, as when a model is loaded. Gop/s counts a
+multiply-add as two operations. `tile` is the kernel's tile: tokens times vectors of
 rows. `rule` is the tile with the fewest loads that the number of registers would allow. Run nothing else at the same
 time.",
     usage: &["[OPTIONS]"],
@@ -169,6 +171,7 @@ fn table(report: &BenchReport) -> Result<String> {
         };
         let pair = |pair: Option<(usize, usize)>| pair.map_or("-".to_owned(), |(a, b)| format!("{a}x{b}"));
         let t = &r.timing;
+        let read = t.reading.as_ref().map_or(Some(peaks.read), |r| r.read_only_gb_s);
         let tile = t.tile.map(|(tokens, rows)| (tokens, rows.div_ceil(lanes)));
         writeln!(
             text,
@@ -178,14 +181,33 @@ fn table(report: &BenchReport) -> Result<String> {
             r.tokens,
             t.us,
             t.weights_gb_s,
-            share(t.weights_gb_s, Some(peaks.read)),
+            share(t.weights_gb_s, read),
             t.gop_s,
             share(t.gop_s, peak),
             pair(r.rule),
             pair(tile)
         )?;
     }
+    text.push_str(&readings(report));
     Ok(text)
+}
+
+/// How the products of one token read their weights, and the speed of each way.
+fn readings(report: &BenchReport) -> String {
+    let mut text = String::new();
+    for r in &report.kernels {
+        let Some(reading) = r.timing.reading.as_ref().filter(|reading| reading.measured.len() > 1) else {
+            continue;
+        };
+        let head =
+            if text.is_empty() { "\nWays to read the weights for one token, GB/s (* chosen)\n" } else { "" };
+        let _ = writeln!(text, "{head}{} {}x{}", r.ty, r.rows, r.cols);
+        for way in &reading.measured {
+            let mark = if way.reading == reading.chosen { '*' } else { ' ' };
+            let _ = writeln!(text, "  {mark} {:>6.1}  {}", way.gb_s, way.reading);
+        }
+    }
+    text
 }
 
 #[cfg(test)]

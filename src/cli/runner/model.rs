@@ -6,6 +6,7 @@ use crate::cli::values::{parsed, whole};
 use anyhow::{Context, Result, bail};
 use runner::kernels::Isa;
 use runner::model::{Model, Placement};
+use runner::reading::{self, TypeReading};
 use std::fs::File;
 use std::io::{self, Write};
 use std::path::PathBuf;
@@ -115,5 +116,13 @@ impl ModelArgs {
             );
         }
         Ok(model)
+    }
+
+    /// Measures how this machine reads the model's weights fastest for one token.
+    ///
+    /// # Errors
+    /// Threads are not available.
+    pub fn choose_readings(&self, model: &Model, threads: usize) -> Result<Vec<TypeReading>> {
+        reading::of_model(&model.weights, threads).context("measure how weights are read fastest")
     }
 }

@@ -10,7 +10,9 @@ use anyhow::{Context, Result, bail};
 use common::plain::clean;
 use runner::compute::Slow;
 use runner::engine::{EngineSettings, RunnerEngine, UBATCH, greedy};
+use runner::kernels::Reading;
 use runner::model::{Model, memory};
+use runner::reading::{ReadingChoice, TypeReading};
 use runner::truth::{IDS_HEAD, Truth};
 use serde::Serialize;
 use std::io::{self, Write};
@@ -131,6 +133,10 @@ fn run(args: &Args) -> Result<ExitCode> {
         path.iter().try_for_each(|path| request.rules(hint).check(path))?;
     }
     let model = Arc::new(request.chosen.load()?);
+    let readings = match request.decode {
+        0 => Vec::new(),
+        _ => request.chosen.choose_readings(&model, request.decode_threads)?,
+    };
     let count = request.tokens.as_ref().map_or(request.prompt, Vec::len);
     let needed = count.saturating_add(request.decode);
     let context = request.context.unwrap_or(needed);
@@ -188,7 +194,7 @@ fn run(args: &Args) -> Result<ExitCode> {
         },
     ];
     let shares = if request.roofline { shares(&mut engine, &tests)? } else { [None, None] };
-    print(&request, &model, &tests, &shares, &generated)?;
+    print(&request, &model, &tests, (&shares, &readings), &generated)?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -333,6 +339,8 @@ struct Answer<'a> {
     placement: String,
     prefill: Measured,
     decode: Measured,
+    /// How decoding reads the weights, by their type.
+    readings: &'a [TypeReading],
     tokens: &'a [i32],
 }
 
@@ -362,7 +370,7 @@ fn print(
     r: &RunArgs,
     model: &Model,
     tests: &[Test; 2],
-    shares: &[Option<Share>; 2],
+    (shares, readings): (&[Option<Share>; 2], &[TypeReading]),
     generated: &[i32],
 ) -> Result<()> {
     let name = r.chosen.path.file_name().unwrap_or_default().to_string_lossy().into_owned();
@@ -377,6 +385,7 @@ fn print(
             placement: model.weights.placement.to_string(),
             prefill,
             decode,
+            readings,
             tokens: generated,
         };
         writeln!(out, "{}", common::plain::json(&answer)?)?;
@@ -403,5 +412,16 @@ fn print(
     for share in shares.iter().flatten() {
         writeln!(out, "{}", share.line())?;
     }
+    for r in readings {
+        writeln!(out, "reads {}: {}", r.ty, reading_line(&r.choice))?;
+    }
     Ok(out.flush()?)
+}
+
+/// The chosen way to read weights, and what that gains: `1 stream, prefetch 4096 bytes ahead (+12 % over no prefetch)`.
+fn reading_line(choice: &ReadingChoice) -> String {
+    let gain = choice
+        .gain_over(Reading::PLAIN)
+        .map_or(String::new(), |gain| format!(" ({:+.0} % against no prefetch)", 100.0 * gain));
+    format!("{}{gain}", choice.chosen)
 }

@@ -56,6 +56,7 @@ const fn recipe<M: ArmIsa, T: PackedType>() -> Recipe {
         panel_bytes: panel::panel_bytes::<T>,
         pack: Some(panel::pack::<M, T>),
         scratch_bytes: panel::scratch_bytes::<T>,
+        readings: &[],
         run: run::<M, T>,
     }
 }

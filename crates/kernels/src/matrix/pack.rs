@@ -5,6 +5,7 @@ use crate::choose;
 use crate::isa::Isa;
 use crate::memory::Memory;
 use crate::quant::TensorType;
+use crate::reading::Chosen;
 use crate::recipe::Recipe;
 
 impl Matrix {
@@ -38,7 +39,7 @@ impl Matrix {
             }
             MatrixPlacement::Mapped(shared) => (choose::mapped(isa, ty), MatrixBytes::Shared(shared)),
         };
-        Ok(Self { ty, rows, cols, isa, recipe, store })
+        Ok(Self { ty, rows, cols, isa, recipe, reading: Chosen::default(), store })
     }
 }
 

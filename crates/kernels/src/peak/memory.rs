@@ -29,24 +29,25 @@ pub(super) enum PageSize {
 pub(super) struct ReadBuffer(MmapMut);
 
 /// How a thread reads its part of the memory.
-#[derive(Debug, Clone, Copy)]
-struct Pattern {
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ReadPattern {
     /// Number of places read in parallel.
     streams: usize,
     /// Prefetch distance in bytes; 0: hardware prefetching only.
     ahead: usize,
 }
 
-const PATTERNS: [Pattern; 9] = [
-    Pattern { streams: 1, ahead: 0 },
-    Pattern { streams: 2, ahead: 0 },
-    Pattern { streams: 4, ahead: 0 },
-    Pattern { streams: 8, ahead: 0 },
-    Pattern { streams: 1, ahead: 1024 },
-    Pattern { streams: 1, ahead: 4096 },
-    Pattern { streams: 2, ahead: 2048 },
-    Pattern { streams: 4, ahead: 1024 },
-    Pattern { streams: 8, ahead: 512 },
+/// The patterns of which the fastest counts.
+pub const READ_PATTERNS: [ReadPattern; 9] = [
+    ReadPattern { streams: 1, ahead: 0 },
+    ReadPattern { streams: 2, ahead: 0 },
+    ReadPattern { streams: 4, ahead: 0 },
+    ReadPattern { streams: 8, ahead: 0 },
+    ReadPattern { streams: 1, ahead: 1024 },
+    ReadPattern { streams: 1, ahead: 4096 },
+    ReadPattern { streams: 2, ahead: 2048 },
+    ReadPattern { streams: 4, ahead: 1024 },
+    ReadPattern { streams: 8, ahead: 512 },
 ];
 
 impl ReadBuffer {
@@ -97,7 +98,7 @@ fn available() -> Option<usize> {
 /// Read bandwidth in GB/s, with the best pattern.
 pub(super) fn read(buffer: &ReadBuffer, cpus: &[usize], effort: Effort) -> io::Result<f64> {
     let isa = Isa::best();
-    let with = |pattern: Pattern, effort| {
+    let with = |pattern: ReadPattern, effort| {
         best_rate(cpus, effort, |thread, step| {
             let part = buffer.part(thread, cpus.len());
             read_piece(isa, piece(part, step), pattern)
@@ -105,8 +106,8 @@ pub(super) fn read(buffer: &ReadBuffer, cpus: &[usize], effort: Effort) -> io::R
         .map(|rate| rate / 1e9)
     };
     let look = Effort { windows: effort.windows.div_ceil(4), ..effort };
-    let (mut rate, mut best) = (0.0, PATTERNS[0]);
-    for pattern in PATTERNS {
+    let (mut rate, mut best) = (0.0, READ_PATTERNS[0]);
+    for pattern in READ_PATTERNS {
         let found = with(pattern, look)?;
         if found >= rate {
             (rate, best) = (found, pattern);
@@ -115,20 +116,27 @@ pub(super) fn read(buffer: &ReadBuffer, cpus: &[usize], effort: Effort) -> io::R
     Ok(with(best, effort)?.max(rate))
 }
 
+/// Reads these bytes, up to less than a few cache lines at the end of each stream.
+pub(crate) fn read_bytes(bytes: &[u8], pattern: ReadPattern) {
+    // SAFETY: all bytes are valid numbers.
+    let (_, values, _) = unsafe { bytes.align_to::<f32>() };
+    read_piece(Isa::best(), values, pattern);
+}
+
 per_isa! {
     /// Reads all of `piece` and returns its bytes.
-    fn read_piece(piece: &[f32], pattern: Pattern) -> f64 = read_lanes, read_scalar;
+    fn read_piece(piece: &[f32], pattern: ReadPattern) -> f64 = read_lanes, read_scalar;
     /// `a[i] = b[i] + x·c[i]` for three equal parts of the slice, bypassing the caches if `stream`.
     fn triad_of(a: &mut [f32], b: &[f32], c: &[f32], stream: bool) = triad_lanes, triad_scalar;
 }
 
-fn read_scalar(piece: &[f32], _: Pattern) -> f64 {
+fn read_scalar(piece: &[f32], _: ReadPattern) -> f64 {
     black_box(piece.iter().fold(0, |or, v| or | v.to_bits()));
     size_of_val(piece) as f64
 }
 
 #[inline(always)]
-unsafe fn read_lanes<S: Simd>(piece: &[f32], pattern: Pattern) -> f64 {
+unsafe fn read_lanes<S: Simd>(piece: &[f32], pattern: ReadPattern) -> f64 {
     // SAFETY: the caller guarantees the instruction set.
     unsafe {
         match (pattern.streams, pattern.ahead > 0) {

@@ -15,7 +15,8 @@ use serde::Serialize;
 use std::io;
 use std::time::Duration;
 
-pub use memory::MemoryError;
+pub(crate) use memory::read_bytes;
+pub use memory::{MemoryError, READ_PATTERNS, ReadPattern};
 
 /// How long to measure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -11,6 +11,7 @@ macro_rules! recipes {
             panel_bytes: panel::bytes,
             pack: Some(panel::pack_q4_0),
             scratch_bytes: no_scratch,
+            readings: READINGS,
             run: |job, _| run(job, small::tile_of::<{ small::Q4_0 }>),
         };
         static Q4_1: Recipe = Recipe {
@@ -61,9 +62,12 @@ mod avx2;
 mod avx512;
 mod panel;
 
+use std::arch::x86_64::{_MM_HINT_NTA, _MM_HINT_T0, _MM_HINT_T1, _mm_prefetch};
+
 use super::format::ActivationFormat;
 use super::isa::Isa;
 use super::matmul::MatmulJob;
+use super::reading::{Cache, Reading};
 use super::recipe::Recipe;
 use crate::quant::TensorType;
 
@@ -89,6 +93,7 @@ pub(super) fn mapped(isa: Isa, ty: TensorType) -> Option<&'static Recipe> {
                         panel_bytes: panel::bytes,
                         pack: None,
                         scratch_bytes: |cols, _| panel::bytes(TensorType::$ty, cols) + CACHE_LINE,
+                        readings: &[],
                         run: |job, scratch| run_mapped(job, scratch, $isa::recipe(TensorType::$ty)),
                     };
                     Some(&MAPPED)
@@ -135,8 +140,6 @@ pub(super) fn prepare_row(isa: Isa, format: ActivationFormat, src: &[f32], dst: 
 
 /// Bytes of weights that stay in the L2 cache during all tokens, along with as many being prefetched.
 const CHUNK_BYTES: usize = 256 << 10;
-/// Prefetch distance for weights that are used once, bytes: what memory delivers in 100 ns.
-const DISTANCE: usize = 4096;
 const CACHE_LINE: usize = 64;
 
 /// Part of a product: a panel of weights times a few tokens, and what to prefetch meanwhile.
@@ -146,31 +149,59 @@ struct ProductTile {
     first: usize,
     tokens: usize,
     ahead: Ahead,
+    /// Panels read at the same time, and their distance from each other.
+    streams: usize,
+    apart: usize,
 }
 
-/// The cache lines to prefetch for each block of weights: how many, and their distance from the block's start.
+/// The cache lines to prefetch for each block of weights: how many, their distance from the block's start, and where
+/// they go.
 #[derive(Clone, Copy)]
 struct Ahead {
     distance: usize,
     lines: usize,
+    into: Cache,
 }
 
 impl Ahead {
     /// The `i`th of eight shares, for the same block start.
     fn eighth(self, i: usize) -> Self {
         let from = self.lines * i / 8;
-        Self { distance: self.distance + from * CACHE_LINE, lines: self.lines * (i + 1) / 8 - from }
+        Self {
+            distance: self.distance + from * CACHE_LINE,
+            lines: self.lines * (i + 1) / 8 - from,
+            into: self.into,
+        }
+    }
+
+    /// Prefetches the cache lines that go with the block at `w`. Any address is allowed.
+    #[inline(always)]
+    fn prefetch(self, w: *const u8) {
+        for line in 0..self.lines {
+            let at = w.wrapping_add(self.distance + CACHE_LINE * line).cast();
+            // SAFETY: a hint; SSE is part of x86-64.
+            unsafe {
+                match self.into {
+                    Cache::L1 => _mm_prefetch::<_MM_HINT_T0>(at),
+                    Cache::L2 => _mm_prefetch::<_MM_HINT_T1>(at),
+                    Cache::Once => _mm_prefetch::<_MM_HINT_NTA>(at),
+                }
+            }
+        }
     }
 }
 
 /// Calls `run` with each tile: panels in chunks that stay in the L2 cache, and within them tokens in tiles that
 /// stay in the L1 cache. Tiles are as even as possible.
 fn each_tile(job: &MatmulJob<'_>, most: usize, run: impl Fn(&ProductTile)) {
+    if job.tokens() == 1 {
+        return each_panel(job, run);
+    }
     let end = job.rows.end.div_ceil(panel::ROWS);
     let panel_bytes = job.matrix.panel_bytes();
     let chunk = (CHUNK_BYTES / panel_bytes.max(1)).max(1);
     let tiles = job.tokens().div_ceil(most);
-    let block_lines = panel::block_bytes(job.matrix.ty()).div_ceil(CACHE_LINE);
+    let block_lines = block_lines(job);
     let lines = block_lines.div_ceil((tiles - 1).max(1));
     for start in (job.rows.start / panel::ROWS..end).step_by(chunk) {
         for t in 0..tiles {
@@ -179,15 +210,41 @@ fn each_tile(job: &MatmulJob<'_>, most: usize, run: impl Fn(&ProductTile)) {
             // The first tile may be the first to read the chunk; each of the others prefetches its share of the
             // next chunk.
             let ahead = match t.checked_sub(1) {
-                None => Ahead { distance: DISTANCE, lines: block_lines },
+                None => ahead_of(job.matrix.reading(), block_lines),
                 Some(t) => Ahead {
                     distance: chunk * panel_bytes + t * lines * CACHE_LINE,
                     lines: lines.min(block_lines.saturating_sub(t * lines)),
+                    into: Cache::L1,
                 },
             };
             for panel in start..end.min(start + chunk) {
-                run(&ProductTile { panel, first, tokens, ahead });
+                run(&ProductTile { panel, first, tokens, ahead, streams: 1, apart: 0 });
             }
         }
     }
+}
+
+/// The same for one token, which reads all weights once: as the matrix's [`Reading`] says.
+fn each_panel(job: &MatmulJob<'_>, run: impl Fn(&ProductTile)) {
+    let reading = job.matrix.reading();
+    let ahead = ahead_of(reading, block_lines(job));
+    let (start, end) = (job.rows.start / panel::ROWS, job.rows.end.div_ceil(panel::ROWS));
+    let apart = (end - start) / reading.streams.max(1);
+    let together = ProductTile { panel: 0, first: 0, tokens: 1, ahead, streams: reading.streams, apart };
+    for panel in start..start + apart {
+        run(&ProductTile { panel, ..together });
+    }
+    for panel in start + apart * reading.streams..end {
+        run(&ProductTile { panel, streams: 1, ..together });
+    }
+}
+
+/// Cache lines of a block of a panel.
+fn block_lines(job: &MatmulJob<'_>) -> usize {
+    panel::block_bytes(job.matrix.ty()).div_ceil(CACHE_LINE)
+}
+
+fn ahead_of(reading: Reading, block_lines: usize) -> Ahead {
+    let lines = if reading.distance == 0 { 0 } else { block_lines };
+    Ahead { distance: reading.distance, lines, into: reading.into }
 }

@@ -87,6 +87,11 @@ impl Weight {
         }
     }
 
+    /// Its matrices: one, or one for each expert.
+    pub fn matrices(&self) -> impl Iterator<Item = &Matrix> {
+        self.parts.iter()
+    }
+
     /// Rows per expert.
     pub fn rows(&self) -> usize {
         self.rows

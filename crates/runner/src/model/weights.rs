@@ -8,7 +8,7 @@ use super::memory;
 use super::params::{Arch, Params};
 use crate::abi::{GgmlTensor, GgmlType};
 use crate::compute::{BytesOwner, Weight};
-use crate::kernels::Isa;
+use crate::kernels::{Isa, Matrix};
 use ggml::gguf::reader::{Gguf, GgufTensor};
 use ggml::quant::TensorType;
 use memmap2::Mmap;
@@ -119,7 +119,7 @@ pub struct Weights {
     pub rope_freqs: Option<Id>,
     pub layers: Vec<LayerWeights>,
     /// Targets of the tensors' `extra` pointers.
-    _matrices: Box<[Weight]>,
+    matrices: Box<[Weight]>,
     /// Target of the tensors' data pointers.
     _file: Arc<Mmap>,
     /// Bytes of the matrices, in memory or in the file.
@@ -134,6 +134,11 @@ unsafe impl Send for Weights {}
 unsafe impl Sync for Weights {}
 
 impl Weights {
+    /// All matrices, those of experts included.
+    pub fn matrices(&self) -> impl Iterator<Item = &Matrix> {
+        self.matrices.iter().flat_map(Weight::matrices)
+    }
+
     /// A pointer to the tensor, for use in a graph. Nothing may write through it.
     pub fn get(&self, id: Id) -> *mut GgmlTensor {
         let tensor: *const GgmlTensor = &raw const self.tensors[id.0];
@@ -309,7 +314,7 @@ pub(super) fn load(
         output,
         rope_freqs,
         layers,
-        _matrices: matrices,
+        matrices,
         _file: Arc::clone(map),
         bytes,
         placement,

@@ -5,7 +5,7 @@
 use std::arch::x86_64::*;
 
 use super::super::panel::{self, Q4K_BLOCK, Q6K_BLOCK};
-use super::{FloatSums, ProductTile, TILE, VECTORS, four, load, load_halves, nibbles, prefetch, store};
+use super::{FloatSums, ProductTile, TILE, VECTORS, four, load, load_halves, nibbles, store};
 use crate::format::Q8KBlock;
 use crate::matmul::MatmulJob;
 
@@ -41,7 +41,7 @@ fn tile<const KIND: u8, const T: usize>(job: &MatmulJob<'_>, part: &ProductTile)
     for _ in 0..job.matrix.cols() / 256 {
         // SAFETY: the panel and each prepared row have this many blocks.
         unsafe {
-            prefetch(w, part.ahead);
+            part.ahead.prefetch(w);
             for v in 0..VECTORS {
                 if KIND == Q4K {
                     q4k_vector(w, v, &act, &mut sums);

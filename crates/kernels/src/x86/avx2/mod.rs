@@ -9,15 +9,25 @@ mod small;
 
 use std::arch::x86_64::*;
 
-use super::{Ahead, CACHE_LINE, ProductTile, each_tile, panel};
+use super::{ProductTile, each_tile, panel};
 use crate::matmul::MatmulJob;
 use crate::quant::TensorType;
+use crate::reading::{Cache, Reading};
 use crate::recipe::{Recipe, no_scratch};
 
 pub(super) use prepare::prepare_row;
 
 /// Most tokens in a tile.
 const TILE: usize = 4;
+/// Ways to read weights; 16 registers are too few for two streams.
+const READINGS: &[Reading] = &[
+    Reading { streams: 1, distance: 4096, into: Cache::L1 },
+    Reading { streams: 1, distance: 2048, into: Cache::L1 },
+    Reading { streams: 1, distance: 8192, into: Cache::L1 },
+    Reading { streams: 1, distance: 16384, into: Cache::L2 },
+    Reading { streams: 1, distance: 6144, into: Cache::Once },
+    Reading::PLAIN,
+];
 /// Vectors of rows in a panel.
 const VECTORS: usize = panel::ROWS / 8;
 
@@ -63,15 +73,6 @@ unsafe fn four(from: *const i8) -> __m256i {
 fn nibbles(both: __m256i, high: bool) -> __m256i {
     let of = if high { _mm256_srli_epi16::<4>(both) } else { both };
     _mm256_and_si256(of, _mm256_set1_epi8(15))
-}
-
-/// Prefetches the cache lines that go with the block at `w`. Any address is allowed.
-#[inline]
-#[target_feature(enable = "avx2")]
-fn prefetch(w: *const u8, ahead: Ahead) {
-    for line in 0..ahead.lines {
-        _mm_prefetch::<_MM_HINT_T0>(w.wrapping_add(ahead.distance + CACHE_LINE * line).cast());
-    }
 }
 
 /// Writes the results of a panel, for as many rows as the job has.

@@ -10,7 +10,7 @@ use std::arch::x86_64::*;
 
 use super::super::panel::{self, Q4K_BLOCK, Q6K_BLOCK};
 use super::super::{Ahead, ProductTile};
-use super::{load, load_halves, low_high, prefetch, store};
+use super::{load, load_halves, low_high, store};
 use crate::format::Q8KBlock;
 use crate::matmul::MatmulJob;
 
@@ -26,43 +26,53 @@ type IntSums<const T: usize> = [[__m512i; 2]; T];
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,f16c,fma")]
 pub(super) unsafe fn tile_of<const KIND: u8>(job: &MatmulJob<'_>, part: &ProductTile) {
     match part.tokens {
-        1 => tile::<KIND, 1>(job, part),
-        2 => tile::<KIND, 2>(job, part),
-        3 => tile::<KIND, 3>(job, part),
-        4 => tile::<KIND, 4>(job, part),
+        1 => match part.streams {
+            2 => tile::<KIND, 1, 2>(job, part),
+            _ => tile::<KIND, 1, 1>(job, part),
+        },
+        2 => tile::<KIND, 2, 1>(job, part),
+        3 => tile::<KIND, 3, 1>(job, part),
+        4 => tile::<KIND, 4, 1>(job, part),
         5 => {
-            tile::<KIND, 3>(job, &ProductTile { tokens: 3, ..*part });
-            tile::<KIND, 2>(job, &ProductTile { tokens: 2, first: part.first + 3, ..*part });
+            tile::<KIND, 3, 1>(job, &ProductTile { tokens: 3, ..*part });
+            tile::<KIND, 2, 1>(job, &ProductTile { tokens: 2, first: part.first + 3, ..*part });
         }
-        _ => tile::<KIND, 6>(job, part),
+        _ => tile::<KIND, 6, 1>(job, part),
     }
 }
 
 #[inline(never)]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,f16c,fma")]
-fn tile<const KIND: u8, const T: usize>(job: &MatmulJob<'_>, part: &ProductTile) {
-    let mut w = job.panel(part.panel).as_ptr();
+fn tile<const KIND: u8, const T: usize, const S: usize>(job: &MatmulJob<'_>, part: &ProductTile) {
+    let mut w = [std::ptr::null(); S];
+    for s in 0..S {
+        w[s] = job.panel(part.panel + s * part.apart).as_ptr();
+    }
     let mut act = [std::ptr::null::<Q8KBlock>(); T];
     for t in 0..T {
         act[t] = job.act(part.first + t).as_ptr().cast();
     }
-    let mut sums = [[_mm512_setzero_ps(); 2]; T];
+    let mut sums = [[[_mm512_setzero_ps(); 2]; T]; S];
     for _ in 0..job.matrix.cols() / 256 {
         // SAFETY: the panel and each prepared row have this many blocks.
         unsafe {
-            if KIND == Q4K {
-                q4k_block(w, part.ahead, &act, &mut sums);
-                w = w.add(Q4K_BLOCK);
-            } else {
-                q6k_block(w, part.ahead, &act, &mut sums);
-                w = w.add(Q6K_BLOCK);
+            for s in 0..S {
+                if KIND == Q4K {
+                    q4k_block(w[s], part.ahead, &act, &mut sums[s]);
+                    w[s] = w[s].add(Q4K_BLOCK);
+                } else {
+                    q6k_block(w[s], part.ahead, &act, &mut sums[s]);
+                    w[s] = w[s].add(Q6K_BLOCK);
+                }
             }
             for t in 0..T {
                 act[t] = act[t].add(1);
             }
         }
     }
-    store(job, part, &sums);
+    for s in 0..S {
+        store(job, &ProductTile { panel: part.panel + s * part.apart, ..*part }, &sums[s]);
+    }
 }
 
 /// # Safety
@@ -80,7 +90,7 @@ unsafe fn q4k_block<const T: usize>(
     // SAFETY: offsets within the block, as `panel` lays it out.
     unsafe {
         for part in 0..8 {
-            prefetch(w, ahead.eighth(part));
+            ahead.eighth(part).prefetch(w);
             let from = w.add(part * 512);
             let mut dots = [[zero; 2]; T];
             for j in 0..4 {
@@ -141,7 +151,7 @@ unsafe fn q6k_block<const T: usize>(
     // SAFETY: offsets within the block, as `panel` lays it out.
     unsafe {
         for part in 0..8 {
-            prefetch(w, ahead.eighth(part));
+            ahead.eighth(part).prefetch(w);
             let from = w.add(part * 768);
             let pairs = [
                 words(w.add(panel::Q6K_SCALES + 64 * part)),

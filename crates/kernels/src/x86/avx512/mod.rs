@@ -6,15 +6,27 @@ mod small;
 
 use std::arch::x86_64::*;
 
-use super::{Ahead, CACHE_LINE, ProductTile, each_tile, panel};
+use super::{ProductTile, each_tile, panel};
 use crate::matmul::MatmulJob;
 use crate::quant::TensorType;
+use crate::reading::{Cache, Reading};
 use crate::recipe::{Recipe, no_scratch};
 
 pub(super) use prepare::prepare_row;
 
 /// Most tokens in a tile: what fits 32 registers.
 const TILE: usize = 6;
+/// Ways to read weights: which is fastest depends on the memory, the caches and the hardware prefetcher.
+const READINGS: &[Reading] = &[
+    Reading { streams: 1, distance: 4096, into: Cache::L1 },
+    Reading { streams: 1, distance: 2048, into: Cache::L1 },
+    Reading { streams: 1, distance: 6144, into: Cache::L1 },
+    Reading { streams: 1, distance: 8192, into: Cache::L1 },
+    Reading { streams: 1, distance: 16384, into: Cache::L2 },
+    Reading { streams: 1, distance: 6144, into: Cache::Once },
+    Reading { streams: 2, distance: 4096, into: Cache::L1 },
+    Reading::PLAIN,
+];
 
 recipes! { tile of panel::ROWS, bytes packed by panel::pack_q8_0_unsigned }
 
@@ -40,15 +52,6 @@ unsafe fn load_halves(from: *const u8) -> [__m512; 2] {
             _mm512_cvtph_ps(_mm256_load_si256(from.cast())),
             _mm512_cvtph_ps(_mm256_load_si256(from.add(32).cast())),
         ]
-    }
-}
-
-/// Prefetches the cache lines that go with the block at `w`. Any address is allowed.
-#[inline]
-#[target_feature(enable = "avx512f")]
-fn prefetch(w: *const u8, ahead: Ahead) {
-    for line in 0..ahead.lines {
-        _mm_prefetch::<_MM_HINT_T0>(w.wrapping_add(ahead.distance + CACHE_LINE * line).cast());
     }
 }
 

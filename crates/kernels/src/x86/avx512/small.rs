@@ -9,9 +9,9 @@
 
 use std::arch::x86_64::*;
 
-use super::super::ProductTile;
 use super::super::panel;
-use super::{load, load_halves, low_high, prefetch, store};
+use super::super::{Ahead, ProductTile};
+use super::{load, load_halves, low_high, store};
 use crate::format::Q8Block;
 use crate::matmul::MatmulJob;
 
@@ -26,77 +26,104 @@ pub(super) const Q8_0: u8 = 2;
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,f16c,fma")]
 pub(super) unsafe fn tile_of<const KIND: u8>(job: &MatmulJob<'_>, part: &ProductTile) {
     match part.tokens {
-        1 => tile::<KIND, 1>(job, part),
-        2 => tile::<KIND, 2>(job, part),
-        3 => tile::<KIND, 3>(job, part),
-        4 => tile::<KIND, 4>(job, part),
-        5 => tile::<KIND, 5>(job, part),
-        _ => tile::<KIND, 6>(job, part),
+        1 => match part.streams {
+            2 => tile::<KIND, 1, 2>(job, part),
+            _ => tile::<KIND, 1, 1>(job, part),
+        },
+        2 => tile::<KIND, 2, 1>(job, part),
+        3 => tile::<KIND, 3, 1>(job, part),
+        4 => tile::<KIND, 4, 1>(job, part),
+        5 => tile::<KIND, 5, 1>(job, part),
+        _ => tile::<KIND, 6, 1>(job, part),
     }
 }
 
 #[inline(never)]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,f16c,fma")]
-fn tile<const KIND: u8, const T: usize>(job: &MatmulJob<'_>, part: &ProductTile) {
+fn tile<const KIND: u8, const T: usize, const S: usize>(job: &MatmulJob<'_>, part: &ProductTile) {
     let block_bytes = match KIND {
         Q4_0 => panel::Q4_0_BLOCK,
         Q4_1 => panel::Q4_1_BLOCK,
         _ => panel::Q8_0_BLOCK,
     };
-    let mut w = job.panel(part.panel).as_ptr();
+    let mut w = [std::ptr::null(); S];
+    for s in 0..S {
+        w[s] = job.panel(part.panel + s * part.apart).as_ptr();
+    }
     let mut act = [std::ptr::null::<Q8Block>(); T];
     for t in 0..T {
         act[t] = job.act(part.first + t).as_ptr().cast();
     }
-    let mut sums = [[_mm512_setzero_ps(); 2]; T];
-    let mut dots = [[_mm512_setzero_si512(); 2]; T];
+    let mut sums = [[[_mm512_setzero_ps(); 2]; T]; S];
     for block in 0..job.matrix.cols() / 32 {
-        // SAFETY: the panel and each prepared row have this many blocks.
-        unsafe {
-            for t in 0..T {
-                let start = match KIND {
-                    Q4_0 => _mm512_set1_epi32((*act[t].add(block)).minus_8),
-                    Q4_1 => _mm512_setzero_si512(),
-                    _ => _mm512_set1_epi32((*act[t].add(block)).minus_128),
-                };
-                dots[t] = [start; 2];
+        for s in 0..S {
+            // SAFETY: the panel and each prepared row have this many blocks.
+            unsafe {
+                block_of::<KIND, T>(w[s], part.ahead, &act, block, &mut sums[s]);
+                w[s] = w[s].add(block_bytes);
             }
-            prefetch(w, part.ahead);
-            if KIND == Q8_0 {
-                for j in 0..8 {
-                    let weights = [load(w.add(64 * j)), load(w.add(512 + 64 * j))];
-                    dot(&mut dots, weights, &act, block, j);
-                }
-            } else {
-                for j in 0..4 {
-                    let both = [load(w.add(64 * j)), load(w.add(256 + 64 * j))];
-                    let (low, high) = low_high(both);
-                    dot(&mut dots, low, &act, block, j);
-                    dot(&mut dots, high, &act, block, 4 + j);
-                }
-            }
-            let halves = if KIND == Q8_0 { w.add(1024) } else { w.add(512) };
-            let scales = load_halves(halves);
-            for t in 0..T {
-                let d = _mm512_set1_ps((*act[t].add(block)).d);
-                for g in 0..2 {
-                    let scaled = _mm512_mul_ps(_mm512_cvtepi32_ps(dots[t][g]), scales[g]);
-                    sums[t][g] = _mm512_fmadd_ps(scaled, d, sums[t][g]);
-                }
-            }
-            if KIND == Q4_1 {
-                let minima = load_halves(w.add(576));
-                for t in 0..T {
-                    let s = _mm512_set1_ps((*act[t].add(block)).s);
-                    for g in 0..2 {
-                        sums[t][g] = _mm512_fmadd_ps(minima[g], s, sums[t][g]);
-                    }
-                }
-            }
-            w = w.add(block_bytes);
         }
     }
-    store(job, part, &sums);
+    for s in 0..S {
+        store(job, &ProductTile { panel: part.panel + s * part.apart, ..*part }, &sums[s]);
+    }
+}
+
+/// # Safety
+/// There must be a block of the panel and of each prepared row.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,f16c,fma")]
+unsafe fn block_of<const KIND: u8, const T: usize>(
+    w: *const u8,
+    ahead: Ahead,
+    act: &[*const Q8Block; T],
+    block: usize,
+    sums: &mut [[__m512; 2]; T],
+) {
+    let mut dots = [[_mm512_setzero_si512(); 2]; T];
+    // SAFETY: guaranteed by the caller.
+    unsafe {
+        for t in 0..T {
+            let start = match KIND {
+                Q4_0 => _mm512_set1_epi32((*act[t].add(block)).minus_8),
+                Q4_1 => _mm512_setzero_si512(),
+                _ => _mm512_set1_epi32((*act[t].add(block)).minus_128),
+            };
+            dots[t] = [start; 2];
+        }
+        ahead.prefetch(w);
+        if KIND == Q8_0 {
+            for j in 0..8 {
+                let weights = [load(w.add(64 * j)), load(w.add(512 + 64 * j))];
+                dot(&mut dots, weights, act, block, j);
+            }
+        } else {
+            for j in 0..4 {
+                let both = [load(w.add(64 * j)), load(w.add(256 + 64 * j))];
+                let (low, high) = low_high(both);
+                dot(&mut dots, low, act, block, j);
+                dot(&mut dots, high, act, block, 4 + j);
+            }
+        }
+        let halves = if KIND == Q8_0 { w.add(1024) } else { w.add(512) };
+        let scales = load_halves(halves);
+        for t in 0..T {
+            let d = _mm512_set1_ps((*act[t].add(block)).d);
+            for g in 0..2 {
+                let scaled = _mm512_mul_ps(_mm512_cvtepi32_ps(dots[t][g]), scales[g]);
+                sums[t][g] = _mm512_fmadd_ps(scaled, d, sums[t][g]);
+            }
+        }
+        if KIND == Q4_1 {
+            let minima = load_halves(w.add(576));
+            for t in 0..T {
+                let s = _mm512_set1_ps((*act[t].add(block)).s);
+                for g in 0..2 {
+                    sums[t][g] = _mm512_fmadd_ps(minima[g], s, sums[t][g]);
+                }
+            }
+        }
+    }
 }
 
 /// Adds the products of four elements of 32 rows and all tokens.
