@@ -3,7 +3,7 @@
 /// The recipes of an instruction set, from its modules `small` and `k`, for tiles of `TILE` tokens and `$rows`
 /// rows.
 macro_rules! recipes {
-    (tile of $rows:expr, bytes packed by $pack_q8_0:path) => {
+    (tile of $rows:expr, bytes packed by $pack_q8_0:path, q6_K with $q6k_scratch:path, $q6k_run:path) => {
         static Q4_0: Recipe = Recipe {
             ty: TensorType::Q4_0,
             group: panel::ROWS,
@@ -35,7 +35,8 @@ macro_rules! recipes {
         static Q6K: Recipe = Recipe {
             ty: TensorType::Q6K,
             pack: Some(panel::pack_q6k),
-            run: |job, _| run(job, k::tile_of::<{ k::Q6K }>),
+            scratch_bytes: $q6k_scratch,
+            run: $q6k_run,
             ..Q4_0
         };
 
@@ -177,33 +178,48 @@ impl Ahead {
     /// Prefetches the cache lines that go with the block at `w`. Any address is allowed.
     #[inline(always)]
     fn prefetch(self, w: *const u8) {
+        match self.into {
+            Cache::L1 => self.prefetch_with::<_MM_HINT_T0>(w),
+            Cache::L2 => self.prefetch_with::<_MM_HINT_T1>(w),
+            Cache::Once => self.prefetch_with::<_MM_HINT_NTA>(w),
+        }
+    }
+
+    #[inline(always)]
+    fn prefetch_with<const HINT: i32>(self, w: *const u8) {
         for line in 0..self.lines {
-            let at = w.wrapping_add(self.distance + CACHE_LINE * line).cast();
             // SAFETY: a hint; SSE is part of x86-64.
-            unsafe {
-                match self.into {
-                    Cache::L1 => _mm_prefetch::<_MM_HINT_T0>(at),
-                    Cache::L2 => _mm_prefetch::<_MM_HINT_T1>(at),
-                    Cache::Once => _mm_prefetch::<_MM_HINT_NTA>(at),
-                }
-            }
+            unsafe { _mm_prefetch::<HINT>(w.wrapping_add(self.distance + CACHE_LINE * line).cast()) };
         }
     }
 }
 
 /// Calls `run` with each tile: panels in chunks that stay in the L2 cache, and within them tokens in tiles that
-/// stay in the L1 cache. Tiles are as even as possible.
+/// stay in the L1 cache.
 fn each_tile(job: &MatmulJob<'_>, most: usize, run: impl Fn(&ProductTile)) {
     if job.tokens() == 1 {
         return each_panel(job, run);
     }
+    let chunk = (CHUNK_BYTES / job.matrix.panel_bytes().max(1)).max(1);
+    each_tile_of(job, most, chunk, |_, _| (), |part, _| run(part));
+}
+
+/// Calls `begin` with the range of panels of each chunk, and then `run` with each tile of it and its first panel. Tiles
+/// are as even as possible.
+fn each_tile_of(
+    job: &MatmulJob<'_>,
+    most: usize,
+    chunk: usize,
+    begin: impl Fn(usize, usize),
+    run: impl Fn(&ProductTile, usize),
+) {
     let end = job.rows.end.div_ceil(panel::ROWS);
-    let panel_bytes = job.matrix.panel_bytes();
-    let chunk = (CHUNK_BYTES / panel_bytes.max(1)).max(1);
     let tiles = job.tokens().div_ceil(most);
     let block_lines = block_lines(job);
     let lines = block_lines.div_ceil((tiles - 1).max(1));
     for start in (job.rows.start / panel::ROWS..end).step_by(chunk) {
+        let last = end.min(start + chunk);
+        begin(start, last);
         for t in 0..tiles {
             let first = job.tokens() * t / tiles;
             let tokens = job.tokens() * (t + 1) / tiles - first;
@@ -212,13 +228,13 @@ fn each_tile(job: &MatmulJob<'_>, most: usize, run: impl Fn(&ProductTile)) {
             let ahead = match t.checked_sub(1) {
                 None => ahead_of(job.matrix.reading(), block_lines),
                 Some(t) => Ahead {
-                    distance: chunk * panel_bytes + t * lines * CACHE_LINE,
+                    distance: chunk * job.matrix.panel_bytes() + t * lines * CACHE_LINE,
                     lines: lines.min(block_lines.saturating_sub(t * lines)),
                     into: Cache::L1,
                 },
             };
-            for panel in start..end.min(start + chunk) {
-                run(&ProductTile { panel, first, tokens, ahead, streams: 1, apart: 0 });
+            for panel in start..last {
+                run(&ProductTile { panel, first, tokens, ahead, streams: 1, apart: 0 }, start);
             }
         }
     }

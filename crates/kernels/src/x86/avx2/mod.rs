@@ -34,7 +34,11 @@ const VECTORS: usize = panel::ROWS / 8;
 /// Float sums of a tile, in the L1 cache: 16 registers are too few for them.
 type FloatSums<const T: usize> = [[__m256; VECTORS]; T];
 
-recipes! { tile of 8, bytes packed by panel::pack_q8_0_signed }
+recipes! { tile of 8, bytes packed by panel::pack_q8_0_signed, q6_K with no_scratch, run_q6k }
+
+fn run_q6k(job: &MatmulJob<'_>, _: &mut [u8]) {
+    run(job, k::tile_of::<{ k::Q6K }>);
+}
 
 /// # Safety
 /// 32 aligned bytes must be readable.

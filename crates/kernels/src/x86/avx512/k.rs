@@ -17,7 +17,7 @@ use crate::matmul::MatmulJob;
 pub(super) const Q4K: u8 = 0;
 pub(super) const Q6K: u8 = 1;
 
-type IntSums<const T: usize> = [[__m512i; 2]; T];
+pub(super) type IntSums<const T: usize> = [[__m512i; 2]; T];
 
 /// A panel times at most six tokens.
 ///
@@ -201,7 +201,7 @@ unsafe fn q6k_block<const T: usize>(
 /// There must be a part of one vector of rows, 384 bytes.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
-unsafe fn six_bits(from: *const u8, half: usize, j: usize) -> __m512i {
+pub(super) unsafe fn six_bits(from: *const u8, half: usize, j: usize) -> __m512i {
     // SAFETY: guaranteed by the caller.
     let (low, high) = unsafe { (load(from.add(64 * j)), load(from.add(256 + 64 * (j / 2)))) };
     let low = if half == 0 { low } else { _mm512_srli_epi16::<4>(low) };
@@ -222,7 +222,7 @@ unsafe fn six_bits(from: *const u8, half: usize, j: usize) -> __m512i {
 /// There must be a block of each prepared row, and `four` must be below 64.
 #[inline]
 #[target_feature(enable = "avx512f,avx512vnni")]
-unsafe fn dot<const T: usize>(
+pub(super) unsafe fn dot<const T: usize>(
     dots: &mut IntSums<T>,
     w: [__m512i; 2],
     act: &[*const Q8KBlock; T],
@@ -242,7 +242,7 @@ unsafe fn dot<const T: usize>(
 /// There must be a block, and `part` must be below 8.
 #[inline]
 #[target_feature(enable = "avx512f")]
-unsafe fn pair_of_sums(act: *const Q8KBlock, part: usize) -> __m512i {
+pub(super) unsafe fn pair_of_sums(act: *const Q8KBlock, part: usize) -> __m512i {
     // SAFETY: guaranteed by the caller; the sums follow the 256 values, and the block is aligned to 4.
     _mm512_set1_epi32(unsafe { act.cast::<i32>().add(64 + part).read() })
 }
@@ -264,7 +264,7 @@ unsafe fn bytes(from: *const u8) -> __m512i {
 /// 32 bytes must be readable.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
-unsafe fn words(from: *const u8) -> __m512i {
+pub(super) unsafe fn words(from: *const u8) -> __m512i {
     // SAFETY: guaranteed by the caller.
     _mm512_cvtepi8_epi16(unsafe { _mm256_loadu_si256(from.cast()) })
 }
@@ -272,6 +272,6 @@ unsafe fn words(from: *const u8) -> __m512i {
 /// The lower word of each lane, sign-extended.
 #[inline]
 #[target_feature(enable = "avx512f")]
-fn even_words(pairs: __m512i) -> __m512i {
+pub(super) fn even_words(pairs: __m512i) -> __m512i {
     _mm512_srai_epi32::<16>(_mm512_slli_epi32::<16>(pairs))
 }

@@ -3,6 +3,7 @@
 mod k;
 mod prepare;
 mod small;
+mod unpacked;
 
 use std::arch::x86_64::*;
 
@@ -28,7 +29,16 @@ const READINGS: &[Reading] = &[
     Reading::PLAIN,
 ];
 
-recipes! { tile of panel::ROWS, bytes packed by panel::pack_q8_0_unsigned }
+recipes! {
+    tile of panel::ROWS, bytes packed by panel::pack_q8_0_unsigned, q6_K with unpacked::scratch_bytes, run_q6k
+}
+
+fn run_q6k(job: &MatmulJob<'_>, scratch: &mut [u8]) {
+    // SAFETY: a recipe of this instruction set is used only if the processor has it.
+    if !unsafe { unpacked::run(job, scratch) } {
+        run(job, k::tile_of::<{ k::Q6K }>);
+    }
+}
 
 /// # Safety
 /// 64 aligned bytes must be readable.
