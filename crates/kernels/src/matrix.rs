@@ -19,6 +19,8 @@ use crate::quant::TensorType;
 pub enum MatrixPlacement<'a> {
     /// Copied from these bytes into newly allocated memory, in the order that suits the kernels.
     Packed(&'a [u8]),
+    /// The same in pages of the base size, to show what huge pages gain.
+    PackedInSmallPages(&'a [u8]),
     /// Left in place, in GGUF's order: for models that do not fit into memory. Slower.
     Mapped(SharedBytes),
 }

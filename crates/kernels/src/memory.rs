@@ -28,8 +28,8 @@ unsafe impl Send for Memory {}
 unsafe impl Sync for Memory {}
 
 impl Memory {
-    /// `len` zeroed bytes; `None` if there is not enough memory.
-    pub(crate) fn zeroed(len: usize) -> Option<Self> {
+    /// `len` zeroed bytes, in pages of the base size if not `huge`; `None` if there is not enough memory.
+    pub(crate) fn zeroed(len: usize, huge: bool) -> Option<Self> {
         if len < HUGE_PAGE {
             let layout = Layout::from_size_align(len.max(1), CACHE_LINE).ok()?;
             // SAFETY: the size is not zero.
@@ -39,7 +39,9 @@ impl Memory {
         let map = MmapMut::map_anon(len.checked_add(HUGE_PAGE)?).ok()?;
         // A kernel without huge pages provides small ones.
         #[cfg(target_os = "linux")]
-        let _ = map.advise(memmap2::Advice::HugePage);
+        let _ = map.advise(if huge { memmap2::Advice::HugePage } else { memmap2::Advice::NoHugePage });
+        #[cfg(not(target_os = "linux"))]
+        let _ = huge;
         let start = map.as_ptr().align_offset(HUGE_PAGE);
         (start <= HUGE_PAGE).then_some(Self { kind: Allocation::Huge { map, start }, len })
     }
@@ -78,13 +80,13 @@ mod tests {
     fn small_and_huge_are_aligned_and_zero() {
         for (len, align) in [(0, 64), (1, 64), (4096, 64), (HUGE_PAGE, HUGE_PAGE), (HUGE_PAGE + 5, HUGE_PAGE)]
         {
-            let mut m = Memory::zeroed(len).expect("memory");
+            let mut m = Memory::zeroed(len, len % 2 == 0).expect("memory");
             assert_eq!(m.bytes().len(), len);
             assert_eq!(m.bytes().as_ptr().align_offset(align), 0);
             assert!(m.bytes().iter().all(|b| *b == 0));
             m.bytes_mut().fill(1);
         }
-        assert!(Memory::zeroed(usize::MAX).is_none());
-        assert!(Memory::zeroed(usize::MAX / 2).is_none());
+        assert!(Memory::zeroed(usize::MAX, true).is_none());
+        assert!(Memory::zeroed(usize::MAX / 2, false).is_none());
     }
 }

@@ -6,6 +6,7 @@ use crate::cli::values::{parsed, whole};
 use anyhow::{Context, Result, bail};
 use runner::kernels::Isa;
 use runner::model::{Model, Placement};
+use runner::parts::KernelParts;
 use runner::reading::{self, TypeReading};
 use std::fs::File;
 use std::io::{self, Write};
@@ -54,6 +55,8 @@ pub struct ModelArgs {
     /// Supported by this processor.
     pub isa: Isa,
     placement: Placement,
+    /// Parts of the kernels to use.
+    pub parts: KernelParts,
 }
 
 impl ModelArgs {
@@ -69,6 +72,7 @@ impl ModelArgs {
             pin: args.flag("pin"),
             isa: args.option("isa", parsed)?.unwrap_or_else(Isa::best),
             placement: args.needed("placement", parsed)?,
+            parts: KernelParts::default(),
         };
         if chosen.threads == 0 || chosen.threads > cpus {
             let asked = chosen.threads;
@@ -105,7 +109,8 @@ impl ModelArgs {
     pub fn load(&self) -> Result<Model> {
         let shown = self.path.display();
         let mut progress = ProgressLine::new("loading", self.open()?.metadata().map_or(0, |m| m.len()));
-        let model = Model::load(&self.path, self.isa, self.placement, |done, _| progress.add(done));
+        let model =
+            Model::load_with(&self.path, self.isa, self.placement, self.parts, |done, _| progress.add(done));
         drop(progress);
         let model = model.with_context(|| shown.to_string())?;
         if self.placement == Placement::Auto && model.weights.placement == Placement::Mapped {
@@ -118,11 +123,14 @@ impl ModelArgs {
         Ok(model)
     }
 
-    /// Measures how this machine reads the model's weights fastest for one token.
+    /// Measures how this machine reads the model's weights fastest for one token, unless prefetching was left out.
     ///
     /// # Errors
     /// Threads are not available.
     pub fn choose_readings(&self, model: &Model, threads: usize) -> Result<Vec<TypeReading>> {
+        if !self.parts.prefetch {
+            return Ok(Vec::new());
+        }
         reading::of_model(&model.weights, threads).context("measure how weights are read fastest")
     }
 }

@@ -12,6 +12,7 @@ use runner::compute::Slow;
 use runner::engine::{EngineSettings, RunnerEngine, UBATCH, greedy};
 use runner::kernels::Reading;
 use runner::model::{Model, memory};
+use runner::parts::KernelParts;
 use runner::reading::{ReadingChoice, TypeReading};
 use runner::truth::{IDS_HEAD, Truth};
 use serde::Serialize;
@@ -73,6 +74,12 @@ const FLAGS: FlagGroup = FlagGroup {
             "NAME:SHARE",
             "Slow down an op by a share of its time, e.g. ffn_up-{L}:5% (in all layers), ffn_up-3:5% or \
              MUL_MAT:5%, to test whether a profiler finds it",
+        ),
+        Flag::value(
+            "ablate",
+            "PART,...",
+            "Leave out parts of the kernels, to show what each gains: layout, hugepages, uint4 (Q4_0 only), prefetch, \
+             attention",
         ),
         Flag::switch("no-roofline", "Skip measuring the machine's peaks, which takes some seconds"),
         Flag::value("logits", "FILE", "Write the logits of the prompt's last token, as 32-bit floats"),
@@ -223,8 +230,20 @@ fn account(r: &RunArgs, model: &Model, prompt: usize) -> Result<Arc<Truth>> {
     Truth::new(r.chosen.threads, spans, ops, chosen).map(Arc::new).context(none)
 }
 
+/// The parts that are left after those in a list were left out.
+fn parts_without(list: &str) -> Result<KernelParts, String> {
+    let mut parts = KernelParts::default();
+    match list.split(',').map(str::trim).find(|name| !parts.leave_out(name)) {
+        Some(name) => {
+            Err(format!("no part is named '{name}': give some of {}", KernelParts::NAMES.join(",")))
+        }
+        None => Ok(parts),
+    }
+}
+
 fn parse(args: &Args) -> Result<RunArgs> {
-    let chosen = ModelArgs::read(args)?;
+    let mut chosen = ModelArgs::read(args)?;
+    chosen.parts = args.option("ablate", parts_without)?.unwrap_or_default();
     let request = RunArgs {
         prompt: args.needed("prompt", whole(0, u64::MAX))?,
         tokens: args.option("tokens", ids)?,

@@ -24,7 +24,7 @@ impl Matrix {
             return Err(MatrixError::Isa(isa));
         }
         let bytes = match &weights {
-            MatrixPlacement::Packed(bytes) => bytes.len(),
+            MatrixPlacement::Packed(bytes) | MatrixPlacement::PackedInSmallPages(bytes) => bytes.len(),
             MatrixPlacement::Mapped(shared) => shared.bytes().len(),
         };
         let row_bytes = ty.row_bytes(cols as u64).and_then(|b| usize::try_from(b).ok());
@@ -32,10 +32,11 @@ impl Matrix {
         let Some((row_bytes, _)) = row_bytes.zip(need.filter(|n| *n == bytes)) else {
             return Err(MatrixError::Size { ty, rows, cols, need, bytes });
         };
+        let huge = !matches!(weights, MatrixPlacement::PackedInSmallPages(_));
         let (recipe, store) = match weights {
-            MatrixPlacement::Packed(bytes) => {
+            MatrixPlacement::Packed(bytes) | MatrixPlacement::PackedInSmallPages(bytes) => {
                 let recipe = choose::packed(isa, ty);
-                (recipe, MatrixBytes::Own(pack(recipe, bytes, row_bytes, rows, cols)?))
+                (recipe, MatrixBytes::Own(pack(recipe, bytes, (row_bytes, rows, cols), huge)?))
             }
             MatrixPlacement::Mapped(shared) => (choose::mapped(isa, ty), MatrixBytes::Shared(shared)),
         };
@@ -46,19 +47,20 @@ impl Matrix {
 fn pack(
     recipe: &Recipe,
     bytes: &[u8],
-    row_bytes: usize,
-    rows: usize,
-    cols: usize,
+    (row_bytes, rows, cols): (usize, usize, usize),
+    huge: bool,
 ) -> Result<Memory, MatrixError> {
     let Some(pack) = recipe.pack else {
-        let mut memory = Memory::zeroed(bytes.len()).ok_or(MatrixError::Memory { bytes: bytes.len() })?;
+        let mut memory =
+            Memory::zeroed(bytes.len(), huge).ok_or(MatrixError::Memory { bytes: bytes.len() })?;
         memory.bytes_mut().copy_from_slice(bytes);
         return Ok(memory);
     };
     let panel_bytes = (recipe.panel_bytes)(recipe.ty, cols);
     let total = panel_bytes.checked_mul(rows.div_ceil(recipe.group));
-    let mut memory =
-        total.and_then(Memory::zeroed).ok_or(MatrixError::Memory { bytes: total.unwrap_or(usize::MAX) })?;
+    let mut memory = total
+        .and_then(|total| Memory::zeroed(total, huge))
+        .ok_or(MatrixError::Memory { bytes: total.unwrap_or(usize::MAX) })?;
     if row_bytes > 0 && panel_bytes > 0 {
         let groups = bytes.chunks(row_bytes * recipe.group);
         for (source, panel) in groups.zip(memory.bytes_mut().chunks_exact_mut(panel_bytes)) {

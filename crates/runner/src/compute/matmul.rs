@@ -213,6 +213,7 @@ fn in_parts(thread: ComputeThread<'_>, matrix: &Matrix, mut run: impl FnMut(Rang
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::parts::KernelParts;
     use ggml::quant::TensorType;
     use std::sync::Arc;
 
@@ -223,7 +224,8 @@ mod tests {
             let bytes = ty.row_bytes(cols * rows).expect("whole blocks") as usize;
             let file: Arc<dyn AsRef<[u8]> + Send + Sync> = Arc::new(vec![0u8; bytes]);
             let shape = [cols as usize, rows as usize, 1];
-            let weight = Weight::new(ty, shape, (&file, 0..bytes), true, Isa::best()).expect("a weight");
+            let weight = Weight::new(ty, shape, (&file, 0..bytes), KernelParts::default(), Isa::best())
+                .expect("a weight");
             let planned = work(&weight, 600, 600);
             for tokens in 1..600 {
                 let need = stride(weight.format(), cols as usize) * tokens;

@@ -2,6 +2,7 @@
 
 use super::super::abi::GgmlTensor;
 use super::super::kernels::{ActivationFormat, Isa, Matrix, MatrixError, MatrixPlacement, SharedBytes};
+use crate::parts::{KernelParts, q4_0_as_bytes};
 use ggml::quant::TensorType;
 use std::ops::Range;
 use std::sync::Arc;
@@ -30,7 +31,7 @@ pub struct Weight {
 
 impl Weight {
     /// `range` of the file has `experts` matrices of `rows` rows of `cols` elements. They are packed, or used in
-    /// place.
+    /// place if `parts` has no layout.
     ///
     /// # Errors
     /// Missing data, not enough memory, or an instruction set that is not available.
@@ -38,13 +39,20 @@ impl Weight {
         ty: TensorType,
         [cols, rows, experts]: [usize; 3],
         (file, range): (&BytesOwner, Range<usize>),
-        packed: bool,
+        parts: KernelParts,
         isa: Isa,
     ) -> Result<Self, WeightError> {
         let part = |rows: usize, range: Range<usize>| -> Result<Matrix, WeightError> {
-            let place = if packed {
+            let place = if parts.layout {
                 let bytes = (**file).as_ref().get(range).ok_or(WeightError::Outside)?;
-                MatrixPlacement::Packed(bytes)
+                let place = |bytes| match parts.hugepages {
+                    true => MatrixPlacement::Packed(bytes),
+                    false => MatrixPlacement::PackedInSmallPages(bytes),
+                };
+                if !parts.uint4 && ty == TensorType::Q4_0 {
+                    return Ok(Matrix::new(TensorType::Q8_0, rows, cols, place(&q4_0_as_bytes(bytes)), isa)?);
+                }
+                place(bytes)
             } else {
                 MatrixPlacement::Mapped(
                     SharedBytes::new(Arc::clone(file), range).ok_or(WeightError::Outside)?,
@@ -59,11 +67,11 @@ impl Weight {
         }
         drop(whole);
         let bytes = range.len() / experts.max(1);
-        let parts = (0..experts).map(|e| {
+        let matrices = (0..experts).map(|e| {
             let start = range.start + e * bytes;
             part(rows, start..start + bytes)
         });
-        Ok(Self { parts: parts.collect::<Result<_, _>>()?, rows, experts })
+        Ok(Self { parts: matrices.collect::<Result<_, _>>()?, rows, experts })
     }
 
     /// The weights that a tensor points to.

@@ -8,7 +8,7 @@ use super::space::{NodePtr, Space};
 use super::{Model, weights::Weights};
 use crate::abi::{self, GgmlTensor, Op};
 use crate::compute::{self, NodeState, Slow, Weight, WorkSizes};
-use crate::kernels::ActivationFormat;
+use crate::kernels::{ActivationFormat, Isa};
 use memmap2::MmapMut;
 
 /// Not enough memory for the tensors of a graph.
@@ -80,6 +80,9 @@ impl ModelGraph {
         }
         let (inputs, logits) = build(&mut self.space, model, cache, shape);
         share_activations(&mut self.space);
+        if !model.parts.attention {
+            plain_attention(&mut self.space);
+        }
         if let Some(slow) = &self.slow {
             mark(&mut self.space, slow);
         }
@@ -126,6 +129,18 @@ fn work(node: NodePtr, threads: usize) -> WorkSizes {
         compute::experts_work(weight, acts, rows(node))
     } else {
         compute::matmul_work(weight, acts, acts)
+    }
+}
+
+/// Attention without vector instructions.
+fn plain_attention(space: &mut Space) {
+    for i in 0..space.len() {
+        let Some(&node) = space.nodes().get(i) else { return };
+        // SAFETY: a node of the space.
+        let plain = unsafe { (*node).op } == Op::FLASH_ATTN_EXT;
+        if let Some(state) = space.state(node).filter(|_| plain) {
+            state.isa = Isa::Scalar;
+        }
     }
 }
 

@@ -16,7 +16,8 @@ pub use error::ModelError;
 pub use params::{Arch, Params};
 pub use weights::{Placement, Weights};
 
-use crate::kernels::Isa;
+use crate::kernels::{Isa, Reading};
+use crate::parts::KernelParts;
 use ggml::gguf::reader::Gguf;
 use memmap2::Mmap;
 use std::fs::File;
@@ -29,6 +30,8 @@ pub struct Model {
     pub weights: Weights,
     /// Instruction set that the weights are packed for.
     pub isa: Isa,
+    /// Parts of the kernels that are used.
+    pub parts: KernelParts,
 }
 
 impl Model {
@@ -41,8 +44,23 @@ impl Model {
         path: &Path,
         isa: Isa,
         placement: Placement,
+        progress: impl FnMut(u64, u64),
+    ) -> Result<Self, ModelError> {
+        Self::load_with(path, isa, placement, KernelParts::default(), progress)
+    }
+
+    /// The same without some parts of the kernels.
+    ///
+    /// # Errors
+    /// As [`Self::load`].
+    pub fn load_with(
+        path: &Path,
+        isa: Isa,
+        placement: Placement,
+        parts: KernelParts,
         mut progress: impl FnMut(u64, u64),
     ) -> Result<Self, ModelError> {
+        let placement = if parts.layout { placement } else { Placement::Mapped };
         let failed = |source| ModelError::Open { path: path.to_owned(), source };
         let file = File::open(path).map_err(failed)?;
         // SAFETY: truncating a file while it is mapped kills the process with SIGBUS, as with every mapped model;
@@ -52,8 +70,11 @@ impl Model {
         let params = Params::read(&gguf)?;
         let total = map.len() as u64;
         let mut told = |done| progress(done, total);
-        let order = weights::LoadOptions { isa, placement, progress: &mut told };
+        let order = weights::LoadOptions { isa, placement, parts, progress: &mut told };
         let weights = weights::load(&gguf, &map, &params, order)?;
-        Ok(Self { params, weights, isa })
+        if !parts.prefetch {
+            weights.matrices().for_each(|m| m.set_reading(Reading::PLAIN));
+        }
+        Ok(Self { params, weights, isa, parts })
     }
 }

@@ -9,6 +9,7 @@ use super::params::{Arch, Params};
 use crate::abi::{GgmlTensor, GgmlType};
 use crate::compute::{BytesOwner, Weight};
 use crate::kernels::{Isa, Matrix};
+use crate::parts::KernelParts;
 use ggml::gguf::reader::{Gguf, GgufTensor};
 use ggml::quant::TensorType;
 use memmap2::Mmap;
@@ -269,6 +270,7 @@ impl<'f> FileTensors<'f> {
 pub(super) struct LoadOptions<'a> {
     pub isa: Isa,
     pub placement: Placement,
+    pub parts: KernelParts,
     /// Receives the bytes of the file processed since the last call.
     pub progress: &'a mut dyn FnMut(u64),
 }
@@ -292,12 +294,13 @@ pub(super) fn load(
         return Err(ModelError::UnknownTensor { name: (*name).to_owned(), arch: plan.arch.name() });
     }
     let (placement, bytes) = place(&plan.wanted, order.placement)?;
+    let parts = KernelParts { layout: placement == Placement::Packed, ..order.parts };
     let mut matrices = Vec::new();
     let mut tensors = Vec::with_capacity(plan.wanted.len());
     for w in &plan.wanted {
         let tensor = describe(w, map)?;
         if w.multiplied {
-            matrices.push(matrix(w, map, placement, order.isa)?);
+            matrices.push(matrix(w, map, parts, order.isa)?);
         }
         (order.progress)(w.info.bytes.unwrap_or(0));
         tensors.push(tensor);
@@ -384,19 +387,13 @@ fn describe(w: &WantedTensor<'_>, map: &Mmap) -> Result<GgmlTensor, ModelError> 
     }
 }
 
-fn matrix(
-    w: &WantedTensor<'_>,
-    map: &Arc<Mmap>,
-    placement: Placement,
-    isa: Isa,
-) -> Result<Weight, ModelError> {
-    let packed = placement == Placement::Packed;
-    if packed {
+fn matrix(w: &WantedTensor<'_>, map: &Arc<Mmap>, parts: KernelParts, isa: Isa) -> Result<Weight, ModelError> {
+    if parts.layout {
         check_scales(w, map.get(range(w)).unwrap_or_default())?;
     }
     let [cols, rows, experts, _] = w.info.dims.map(|d| usize::try_from(d).unwrap_or(usize::MAX));
     let file: BytesOwner = Arc::clone(map) as _;
-    Weight::new(w.ty, [cols, rows, experts], (&file, range(w)), packed, isa)
+    Weight::new(w.ty, [cols, rows, experts], (&file, range(w)), parts, isa)
         .map_err(|e| ModelError::Kernel { name: w.info.name.to_owned(), why: e.to_string() })
 }
 

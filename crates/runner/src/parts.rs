@@ -1,0 +1,77 @@
+//! Parts of the kernels that can be left out one by one, to show what each gains.
+
+/// Which parts are used; all by default.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct KernelParts {
+    /// Weights are repacked for the processor; without, they stay in the file's order.
+    pub layout: bool,
+    /// Repacked weights are in huge pages.
+    pub hugepages: bool,
+    /// Weights of 4 bits are kept as such; without, those of Q4_0 are kept as bytes.
+    pub uint4: bool,
+    /// Weights are prefetched by instructions, as measured on this machine.
+    pub prefetch: bool,
+    /// Attention uses vector instructions.
+    pub attention: bool,
+}
+
+impl Default for KernelParts {
+    fn default() -> Self {
+        Self { layout: true, hugepages: true, uint4: true, prefetch: true, attention: true }
+    }
+}
+
+impl KernelParts {
+    /// Their names.
+    pub const NAMES: [&'static str; 5] = ["layout", "hugepages", "uint4", "prefetch", "attention"];
+
+    /// Leaves out the part of this name; `false`: there is none.
+    pub fn leave_out(&mut self, name: &str) -> bool {
+        let part = match name {
+            "layout" => &mut self.layout,
+            "hugepages" => &mut self.hugepages,
+            "uint4" => &mut self.uint4,
+            "prefetch" => &mut self.prefetch,
+            "attention" => &mut self.attention,
+            _ => return false,
+        };
+        *part = false;
+        true
+    }
+}
+
+/// Rows of Q4_0 as rows of Q8_0 with the same values: the scale stays, and an integer becomes a byte.
+pub fn q4_0_as_bytes(rows: &[u8]) -> Vec<u8> {
+    let mut out = Vec::with_capacity(rows.len() / 18 * 34);
+    for block in rows.as_chunks::<18>().0 {
+        out.extend_from_slice(&block[..2]);
+        for shift in [0, 4] {
+            out.extend(block[2..].iter().map(|both| (both >> shift & 15).wrapping_sub(8)));
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ggml::quant::{TensorType, decode};
+
+    #[test]
+    fn each_name_leaves_out_its_part() {
+        for name in KernelParts::NAMES {
+            let mut parts = KernelParts::default();
+            assert!(parts.leave_out(name) && parts != KernelParts::default(), "{name}");
+        }
+        assert!(!KernelParts::default().leave_out("fuse"));
+    }
+
+    #[test]
+    fn bytes_have_the_same_values() {
+        let rows: Vec<u8> = (0..36u8).map(|i| if i % 18 == 1 { 0x2c } else { i.wrapping_mul(37) }).collect();
+        let (mut four, mut eight) = ([0.0; 64], [0.0; 64]);
+        decode(TensorType::Q4_0, &rows, &mut four).expect("two blocks");
+        decode(TensorType::Q8_0, &q4_0_as_bytes(&rows), &mut eight).expect("two blocks");
+        assert_eq!(four, eight);
+    }
+}
