@@ -174,7 +174,7 @@ faults: fixtures ## make each system call of recorders and services fail once, o
 	tests/kill/faults.py $(FAULTS)
 
 ##@ Measure
-BENCHES := structure fidelity cost start causes budget size report export diff switches service runner gpu advice predict tune
+BENCHES := structure fidelity cost start causes budget size report export diff switches service runner ablation gpu advice predict tune
 .PHONY: $(BENCHES:%=bench-%) bench-arm-cost
 bench-structure: ## hits and structure compared with the engine's own dump
 bench-fidelity: ## tokens/s and op times compared with the engine's own figures
@@ -182,6 +182,7 @@ bench-cost: ## slowdown of the engine at each level
 bench-start: ## startup and shutdown time of a recording, and delay of the command
 bench-size: ## trace bytes per op, and the recorder's own resource use
 bench-runner: ## ggml-runner compared with llama.cpp and the machine's peaks
+bench-ablation: ## what each part of ggml-runner gains
 bench-report: ## speed of report on ten million op slices
 bench-export: ## speed, memory and size of export on ten million op slices
 bench-diff: ## false positives of diff between equal runs, and detection of a slow op

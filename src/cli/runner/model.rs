@@ -113,7 +113,10 @@ impl ModelArgs {
             Model::load_with(&self.path, self.isa, self.placement, self.parts, |done, _| progress.add(done));
         drop(progress);
         let model = model.with_context(|| shown.to_string())?;
-        if self.placement == Placement::Auto && model.weights.placement == Placement::Mapped {
+        if self.placement == Placement::Auto
+            && self.parts.layout
+            && model.weights.placement == Placement::Mapped
+        {
             let _ = writeln!(
                 io::stderr(),
                 "ggml-runner: {shown} does not fit into free memory: using the weights in the file, which \
