@@ -7,6 +7,7 @@ pub mod compute;
 pub mod engine;
 pub mod model;
 pub mod pool;
+pub mod quality;
 pub mod roofline;
 pub mod synth;
 pub mod tokenizer;
