@@ -84,6 +84,7 @@ mod report_trust;
 mod runner_cli;
 mod runner_llama;
 mod runner_models;
+mod runner_quality;
 mod stat_pictures;
 mod stat_runs;
 mod synth_cli;

@@ -134,12 +134,7 @@ fn print(out: &mut dyn Write, a: &KlAnswer) -> io::Result<()> {
         writeln!(out, "  {name:<14} {:.6}", q.kl)?;
     }
     writeln!(out, "  least          {:.6}", d.kl_least)?;
-    writeln!(
-        out,
-        "same top token   {:.3} ± {:.3} %",
-        100.0 * d.same_top.mean,
-        100.0 * d.same_top.error
-    )?;
+    writeln!(out, "same top token   {:.3} ± {:.3} %", 100.0 * d.same_top.mean, 100.0 * d.same_top.error)?;
     writeln!(out, "perplexity       {}", with_error(d.perplexity))?;
     writeln!(out, "  of reference   {}", with_error(d.reference_perplexity))?;
     writeln!(out, "  ratio          {}", with_error(d.perplexity_ratio))?;

@@ -18,8 +18,9 @@ use std::sync::Arc;
 const ROWS: usize = 128;
 
 pub const FILE: Flag = Flag::value("file", "FILE", "Text in UTF-8; '-' is standard input").short('f');
-pub const CTX: Flag =
-    Flag::value("ctx", "N", "Tokens of a chunk, the second half of which is scored").short('c').default("512");
+pub const CTX: Flag = Flag::value("ctx", "N", "Tokens of a chunk, the second half of which is scored")
+    .short('c')
+    .default("512");
 pub const CHUNKS: Flag = Flag::value("chunks", "N", "Score only the first N chunks [default: all]");
 pub const JSON: Flag = Flag::switch("json", "Print one JSON object");
 
@@ -47,7 +48,11 @@ impl TextArgs {
 
     /// Name of the text, for messages and the answer.
     pub fn name(&self) -> String {
-        if self.path.as_os_str() == "-" { "standard input".to_owned() } else { self.path.display().to_string() }
+        if self.path.as_os_str() == "-" {
+            "standard input".to_owned()
+        } else {
+            self.path.display().to_string()
+        }
     }
 
     /// The text, without the newline at its end, as llama-perplexity reads it.
