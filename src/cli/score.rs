@@ -115,7 +115,7 @@ fn run(args: &Args) -> anyhow::Result<ExitCode> {
         rules.hint(" with --svg").check(out)?;
     }
     let figures = figures(args, traces)?;
-    let reports = traces.iter().map(|trace| read(trace)).collect::<anyhow::Result<Vec<Report>>>()?;
+    let reports = traces.iter().map(read).collect::<anyhow::Result<Vec<Report>>>()?;
     let first = reports.first().context("no traces")?;
     let name = |trace: &OsString| trace.to_string_lossy().into_owned();
     let runs = traces.iter().zip(&reports).zip(&figures.of_runs);

@@ -11,7 +11,7 @@ use runner::quality::{self, PositionScore, TextChunks};
 use runner::tokenizer::Tokenizer;
 use std::fs::File;
 use std::io::{self, Read, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// Rows of logits computed at once: a batch as large as the products like it, in memory for any vocabulary.
@@ -98,7 +98,7 @@ fn not_utf8(name: &str, bytes: &[u8], at: usize) -> anyhow::Error {
 }
 
 /// Says how to get a model with a tokenizer, where the error is about that.
-pub fn no_tokenizer(path: &std::path::Path) -> String {
+pub fn no_tokenizer(path: &Path) -> String {
     format!("{}: a text can be scored only with the tokenizer in the model's file", path.display())
 }
 
