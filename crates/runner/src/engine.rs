@@ -407,6 +407,20 @@ mod tests {
     }
 
     #[test]
+    fn all_rows_are_in_the_last_part() {
+        for ((tokens, rows), begin) in [
+            ((1, 1), 0),
+            ((512, 1), 0),
+            ((513, 1), 512),
+            ((600, 1), 512),
+            ((513, 4), 509),
+            ((1024, 512), 512),
+        ] {
+            assert_eq!(last_part(tokens, rows), begin, "{tokens} tokens, {rows} rows");
+        }
+    }
+
+    #[test]
     fn masks_open_the_past_and_the_window() {
         let open = |past, window| {
             let mut mask = vec![1u16; 2 * 8];
