@@ -84,7 +84,7 @@ pub struct Command {
     pub run: fn(&Args) -> anyhow::Result<ExitCode>,
 }
 
-/// A positional argument.
+/// A positional argument. The last of a subcommand may be given more than once if its name ends in `...`.
 pub struct Argument {
     pub name: &'static str,
     pub help: &'static str,
@@ -390,6 +390,9 @@ impl Args {
     }
 
     fn surplus(&self) -> Result<(), Usage> {
+        if self.command.arguments.last().is_some_and(|a| a.name.ends_with("...")) {
+            return Ok(());
+        }
         let Some(extra) = self.arguments.get(self.command.arguments.len()) else { return Ok(()) };
         let extra = extra.to_string_lossy();
         Err(Usage::new(match &self.command.behind {
@@ -500,6 +503,20 @@ impl Args {
         let at = self.command.arguments.iter().position(|a| a.name == name);
         debug_assert!(at.is_some(), "{name} is no argument of {}", self.command.name);
         self.arguments.get(at?).map(OsString::as_os_str)
+    }
+
+    /// All that is given for the last positional argument, whose name ends in `...`.
+    ///
+    /// # Errors
+    /// Nothing is given, or one is empty.
+    pub fn needed_arguments(&self, name: &str) -> Result<&[OsString], Usage> {
+        self.needed_argument(name)?;
+        let before = self.command.arguments.len().saturating_sub(1);
+        let given = self.arguments.get(before..).unwrap_or_default();
+        if given.iter().any(|a| a.is_empty()) {
+            return Err(Usage::new(format!("an empty name for {name}")));
+        }
+        Ok(given)
     }
 
     /// A required positional argument.

@@ -41,6 +41,8 @@ pub mod record;
 mod remote;
 pub mod report;
 pub mod runner;
+#[cfg(not(feature = "board"))]
+pub mod score;
 #[cfg(feature = "agent")]
 mod screen;
 #[cfg(feature = "agent")]
@@ -155,6 +157,8 @@ const COMMANDS: &[&Command] = &[
     &stat::COMMAND,
     #[cfg(not(feature = "board"))]
     &diff::COMMAND,
+    #[cfg(not(feature = "board"))]
+    &score::COMMAND,
     &accuracy::COMMAND,
     #[cfg(feature = "agent")]
     &selftest::COMMAND,
@@ -167,7 +171,7 @@ const COMMANDS: &[&Command] = &[
 const ELSEWHERE: &[Elsewhere] = &[
     #[cfg(feature = "board")]
     Elsewhere {
-        names: &["html", "export", "dag", "stat", "diff", "predict"],
+        names: &["html", "export", "dag", "stat", "diff", "score", "predict"],
         build: "for boards",
         hint: "copy the trace to another machine with a full build of profinfer",
     },

@@ -9,6 +9,7 @@ pub mod endless;
 pub mod events;
 pub mod expect;
 pub mod made;
+pub mod made_text;
 pub mod program;
 pub mod python;
 pub mod refuse;

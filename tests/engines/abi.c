@@ -241,7 +241,7 @@ static int32_t decode_old(struct engine *g, const int32_t *ids, int n, int first
         pos[i] = first_pos + i;
         n_seq[i] = 1;
         seq[i] = &zero;
-        logits[i] = i == n - 1;
+        logits[i] = g->every || i == n - 1;
     }
     struct batch b = {.n_tokens = n,
                       .token = (int32_t *)ids,
@@ -258,7 +258,7 @@ static int32_t decode_ext(struct engine *g, const int32_t *ids, int n, int first
         int32_t pos = first_pos + i, at = g->ext_add_token(g->batch_ext, 0, ids[i]);
         if (at != i) DIE("llama_batch_ext_add_token answers %d for token %d", at, i);
         if (!g->ext_set_pos(g->batch_ext, at, &pos)) DIE("llama_batch_ext_set_pos fails at token %d", i);
-        if (i == n - 1) g->ext_set_output(g->batch_ext, at, true);
+        if (g->every || i == n - 1) g->ext_set_output(g->batch_ext, at, true);
     }
     return g->process(g->context, 1 /* decode */, g->batch_ext);
 }
@@ -282,14 +282,14 @@ void engine_free(struct engine *g) {
     g->context = NULL;
 }
 
-const float *engine_logits(struct engine *g, int *n) {
+const float *engine_logits(struct engine *g, int place, int *n) {
     const void *(*vocab)(void *) = need("llama_model_get_vocab");
     int32_t (*n_tokens)(const void *) = need("llama_vocab_n_tokens");
     const float *(*logits)(void *, int32_t) = need("llama_get_logits_ith");
     *n = n_tokens(vocab(g->model));
-    const float *last = logits(g->context, -1);
-    if (!last) DIE("the engine has no logits");
-    return last;
+    const float *row = logits(g->context, place);
+    if (!row) DIE("the engine has no logits");
+    return row;
 }
 
 struct perf engine_perf(struct engine *g) {

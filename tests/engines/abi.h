@@ -53,6 +53,7 @@ struct engine {
     char lib[4096];                    /* file that contains llama_decode */
     char version[64];
     uint32_t n_ctx;
+    bool every; /* logits of every token, not only of a batch's last */
 
     int32_t (*decode)(void *context, struct batch);
     int32_t (*process)(void *context, int type, void *batch_ext);
@@ -92,7 +93,8 @@ void engine_load(struct engine *, const struct settings *); /* model and context
 void engine_decode(struct engine *, const int32_t *ids, int n, int first_pos);
 void engine_forget(struct engine *);                 /* empties the KV cache */
 void engine_free(struct engine *);                   /* the context */
-const float *engine_logits(struct engine *, int *n); /* of the last token decoded; recent eras */
+/* Of the token at this place in the last batch, -1 for its last; recent eras. */
+const float *engine_logits(struct engine *, int place, int *n);
 struct perf engine_perf(struct engine *);
 
 #define DIE(...) die(__VA_ARGS__)

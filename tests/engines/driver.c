@@ -17,7 +17,7 @@ struct options {
     struct settings set;
     int n_prompt, n_decode, repeat, warmup;
     double hold, pause;
-    const char *wait_for, *dump, *experts, *per_token, *logits, *draft;
+    const char *wait_for, *dump, *experts, *per_token, *logits, *every, *draft;
     int32_t *ids; /* our own prompt, n_prompt long */
     bool cut, json, control, free, exit;
 };
@@ -196,25 +196,32 @@ static void control(void) {
 
 static int32_t largest(void) {
     int n, best = 0;
-    const float *logits = engine_logits(&eng, &n);
+    const float *logits = engine_logits(&eng, -1, &n);
     for (int i = 1; i < n; i++)
         if (logits[i] > logits[best]) best = i;
     return best;
 }
 
-static void write_logits(const char *path) {
-    int n;
-    const float *logits = engine_logits(&eng, &n);
+/* Of this many tokens at the end of the last batch. */
+static void write_logits(const char *path, int tokens) {
     FILE *f = fopen(path, "w");
-    if (!f || fwrite(logits, sizeof *logits, (size_t)n, f) != (size_t)n || fclose(f))
-        DIE("cannot write %s", path);
+    if (!f) DIE("cannot write %s", path);
+    for (int i = -tokens; i < 0; i++) {
+        int n;
+        const float *logits = engine_logits(&eng, i, &n);
+        if (fwrite(logits, sizeof *logits, (size_t)n, f) != (size_t)n) DIE("cannot write %s", path);
+    }
+    if (fclose(f)) DIE("cannot write %s", path);
 }
 
 /* The model's output for a given prompt, for comparison with another engine. */
 static void greedy(void) {
+    eng.every = opt.every != NULL;
     engine_decode(&eng, opt.ids, opt.n_prompt, 0);
     pos = opt.n_prompt;
-    if (opt.logits) write_logits(opt.logits);
+    if (opt.logits) write_logits(opt.logits, 1);
+    if (opt.every) write_logits(opt.every, opt.n_prompt);
+    eng.every = false;
     printf("{\"engine\":\"%s\",\"version\":\"%s\",\"tokens\":[", eng.era->name, eng.version);
     for (int i = 0; i < opt.n_decode; i++) {
         int32_t id = largest();
@@ -238,6 +245,7 @@ static void usage(FILE *f) {
           "  --experts FILE    experts chosen, as JSON lines; cuts the graph behind each choice\n"
           "  --ids 1,2,3       this prompt instead, then -n tokens greedily: prints their ids\n"
           "  --logits FILE     with --ids: the logits of the prompt's last token, as floats\n"
+          "  --every FILE      with --ids: the same of all tokens of the prompt, one after the other\n"
           "  --gpu-layers N    layers that a device computes (0)\n"
           "  --flash 0|1       flash attention off or on, instead of as the engine chooses\n"
           "  --no-mmap         read the model into memory instead of mapping its file\n"
@@ -284,6 +292,7 @@ enum {
     CONTROL,
     IDS,
     LOGITS,
+    EVERY,
     GPU_LAYERS,
     FLASH,
     NO_MMAP,
@@ -315,6 +324,7 @@ static const struct option LONG[] = {
     {"control", 0, 0, CONTROL},
     {"ids", 1, 0, IDS},
     {"logits", 1, 0, LOGITS},
+    {"every", 1, 0, EVERY},
     {"gpu-layers", 1, 0, GPU_LAYERS},
     {"flash", 1, 0, FLASH},
     {"no-mmap", 0, 0, NO_MMAP},
@@ -350,6 +360,7 @@ static void parse(int argc, char **argv) {
         case CONTROL: opt.control = true; break;
         case IDS: read_ids(optarg); break;
         case LOGITS: opt.logits = optarg; break;
+        case EVERY: opt.every = optarg; break;
         case GPU_LAYERS: opt.set.gpu_layers = int_arg(optarg, 0); break;
         case FLASH: opt.set.flash = int_arg(optarg, 0) ? 2 : 1; break;
         case NO_MMAP: opt.set.no_mmap = true; break;

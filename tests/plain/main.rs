@@ -84,6 +84,8 @@ mod report_trust;
 mod runner_cli;
 mod runner_llama;
 mod runner_models;
+mod runner_quality;
+mod score_cli;
 mod stat_pictures;
 mod stat_runs;
 mod synth_cli;

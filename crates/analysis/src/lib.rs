@@ -33,6 +33,7 @@ pub mod quality;
 pub mod report;
 mod run_facts;
 pub mod runs;
+pub mod score;
 pub mod series;
 pub mod server;
 pub mod stacks;

@@ -19,6 +19,7 @@ pub mod predict_model;
 mod proto;
 pub mod quality;
 pub mod runs;
+pub mod score;
 pub mod section;
 pub mod service;
 pub mod stacks;

@@ -42,6 +42,8 @@ pub enum EngineError {
     Token { token: i32, vocab: usize },
     #[error("no tokens to decode")]
     Empty,
+    #[error("{rows} rows of logits, but there can be 1 to {most}")]
+    Rows { rows: usize, most: usize },
     #[error("no op or computed tensor of this model is named '{0}'")]
     Slow(String),
     #[error("the logits are not finite: the weights are damaged")]
@@ -74,6 +76,10 @@ pub struct RunnerEngine {
     settings: EngineSettings,
     /// Tokens in the cache.
     past: usize,
+    /// Most rows of logits that a batch can have.
+    most_rows: usize,
+    /// Rows of logits of the batch being decoded: those of its last tokens.
+    rows: usize,
     /// The result of the last graph; null before the first.
     logits: *mut GgmlTensor,
     /// Why the last batch failed.
@@ -99,12 +105,26 @@ impl RunnerEngine {
     /// # Errors
     /// Memory or threads are not available.
     pub fn new(model: Arc<Model>, settings: EngineSettings) -> Result<Self, EngineError> {
+        Self::with_rows(model, settings, 1)
+    }
+
+    /// The same for [`Self::decode_rows`] with up to `most_rows` rows of logits.
+    ///
+    /// # Errors
+    /// Memory or threads are not available.
+    pub fn with_rows(
+        model: Arc<Model>,
+        settings: EngineSettings,
+        most_rows: usize,
+    ) -> Result<Self, EngineError> {
         if settings.context > MAX_CONTEXT {
             return Err(EngineError::Long(settings.context));
         }
         let context = settings.context.max(1).next_multiple_of(CHUNK);
         let cache = Cache::new(&model.params, context)?;
-        let most = GraphSize { tokens: UBATCH.min(context), positions: context, outputs: 1 };
+        let tokens = UBATCH.min(context);
+        let most_rows = most_rows.clamp(1, tokens);
+        let most = GraphSize { tokens, positions: context, outputs: most_rows };
         let graph = ModelGraph::new(&model, &cache, most, settings.threads)?;
         let threads = Threads::new(settings.threads, settings.pin, functions())?;
         if let Some(truth) = &settings.truth {
@@ -120,6 +140,8 @@ impl RunnerEngine {
             model,
             settings,
             past: 0,
+            most_rows,
+            rows: 1,
             logits: std::ptr::null_mut(),
             failure: None,
         })
@@ -203,12 +225,27 @@ impl RunnerEngine {
         }
     }
 
-    /// Logits of the last decoded token; empty before the first.
+    /// The same with the logits of the last `rows` tokens, one row after the other.
+    ///
+    /// # Errors
+    /// Those of [`Self::decode`]; more rows than tokens, or than the engine was made for.
+    pub fn decode_rows(&mut self, tokens: &[i32], rows: usize) -> Result<&[f32], EngineError> {
+        let most = self.most_rows.min(tokens.len());
+        if rows == 0 || rows > most {
+            return Err(EngineError::Rows { rows, most });
+        }
+        self.rows = rows;
+        let failed = self.decode(tokens).err();
+        self.rows = 1;
+        failed.map_or_else(|| Ok(self.logits()), Err)
+    }
+
+    /// Logits of the last decoded token, or rows of the last batch; empty before the first.
     pub fn logits(&self) -> &[f32] {
         if self.logits.is_null() {
             return &[];
         }
-        // SAFETY: the result of the graph that ran last: one row, which nothing writes before the next call.
+        // SAFETY: the result of the graph that ran last, which nothing writes before the next call.
         unsafe { elements::<f32>(self.logits) }
     }
 
@@ -239,13 +276,14 @@ impl RunnerEngine {
     fn ubatches(&mut self, tokens: &[i32]) -> Result<(), EngineError> {
         let threads = if tokens.len() > 1 { self.settings.threads } else { self.settings.decode_threads };
         self.sched.set_threads(threads);
-        let mut parts = tokens.chunks(UBATCH).peekable();
-        while let Some(part) = parts.next() {
+        let rows = self.rows;
+        // Only the last part has logits, so all rows must be in it.
+        let (before, last) = tokens.split_at(last_part(tokens.len(), rows));
+        for (part, outputs) in before.chunks(UBATCH).map(|part| (part, 0)).chain([(last, rows)]) {
             let end = self.past + part.len();
             self.cache.grow(end)?;
             let positions = end.next_multiple_of(CHUNK).min(self.context());
-            let shape =
-                GraphSize { tokens: part.len(), positions, outputs: usize::from(parts.peek().is_none()) };
+            let shape = GraphSize { tokens: part.len(), positions, outputs };
             let built = self.graph.get(&self.model, &self.cache, shape);
             self.fill(&built, part);
             // SAFETY: the graph is the space's, alive and built for these inputs; nothing else uses it now.
@@ -271,8 +309,9 @@ impl RunnerEngine {
                     *r = i64::try_from(past + i).unwrap_or(i64::MAX);
                 }
             }
-            for id in elements::<i32>(inputs.outputs) {
-                *id = i32::try_from(tokens.len() - 1).unwrap_or(0);
+            let first = tokens.len().saturating_sub(built.shape.outputs);
+            for (i, id) in elements::<i32>(inputs.outputs).iter_mut().enumerate() {
+                *id = i32::try_from(first + i).unwrap_or(0);
             }
             causal(elements(inputs.mask), built.shape.positions, past, usize::MAX);
             if let (Some(mask), Some(window)) = (inputs.window_mask, self.model.params.window) {
@@ -280,6 +319,12 @@ impl RunnerEngine {
             }
         }
     }
+}
+
+/// Where the last part of a batch begins: a remainder of complete parts, unless it is too short for the rows.
+fn last_part(tokens: usize, rows: usize) -> usize {
+    let begin = tokens.saturating_sub(1) / UBATCH * UBATCH;
+    begin.min(tokens.saturating_sub(rows))
 }
 
 /// Unmasks, for each token from position `past` on, its own position and those before it within the window.
@@ -359,6 +404,20 @@ mod tests {
             assert!(matches!(greedy(&damaged), Err(EngineError::NotFinite)), "{wrong} at {at}");
         }
         assert!(greedy(&[]).is_err());
+    }
+
+    #[test]
+    fn all_rows_are_in_the_last_part() {
+        for ((tokens, rows), begin) in [
+            ((1, 1), 0),
+            ((512, 1), 0),
+            ((513, 1), 512),
+            ((600, 1), 512),
+            ((513, 4), 509),
+            ((1024, 512), 512),
+        ] {
+            assert_eq!(last_part(tokens, rows), begin, "{tokens} tokens, {rows} rows");
+        }
     }
 
     #[test]

@@ -8,6 +8,7 @@ pub mod engine;
 pub mod model;
 pub mod parts;
 pub mod pool;
+pub mod quality;
 pub mod reading;
 pub mod roofline;
 pub mod synth;

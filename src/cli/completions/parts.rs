@@ -37,7 +37,7 @@ pub enum Values {
 
 impl Values {
     pub fn of(placeholder: &str, choices: Choices) -> Values {
-        match placeholder {
+        match placeholder.trim_end_matches("...") {
             _ if !choices.is_empty() => Values::Words(choices),
             "DIR" => Values::Directories,
             "PID" => Values::Processes,

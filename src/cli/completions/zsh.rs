@@ -60,8 +60,10 @@ fn of_command(out: &mut String, program: &Program, command: &Command) {
     }
     out.push_str("        _arguments -s -S");
     let specs = flags(command).map(|flag| option(&flag));
-    let places = arguments(program, command)
-        .map(|(argument, values)| quoted(&format!(":{}:{}", escaped(argument.name), action(&values))));
+    let places = arguments(program, command).map(|(argument, values)| {
+        let repeated = if argument.name.ends_with("...") { "*" } else { "" };
+        quoted(&format!("{repeated}:{}:{}", escaped(argument.name), action(&values)))
+    });
     for spec in specs.chain(places) {
         out.push_str(" \\\n            ");
         out.push_str(&spec);

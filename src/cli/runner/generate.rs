@@ -7,7 +7,6 @@ use crate::cli::values::{parsed, whole};
 use anyhow::{Context, Result, bail};
 use common::plain::{Json, hides};
 use ggml::gguf::reader::Gguf;
-use memmap2::Mmap;
 use runner::engine::{EngineSettings, RunnerEngine, greedy};
 use runner::tokenizer::{Tokenizer, Utf8Stream};
 use serde_json::json;
@@ -88,10 +87,7 @@ struct Generation {
 fn run(args: &Args) -> Result<ExitCode> {
     let mut request = parse(args)?;
     let shown = request.chosen.path.display().to_string();
-    let file = request.chosen.open()?;
-    // SAFETY: as for the model itself: everything read from the map is checked, and truncating the file while it is
-    // mapped ends the process.
-    let map = unsafe { Mmap::map(&file) }.with_context(|| format!("map {shown}"))?;
+    let map = request.chosen.map()?;
     let gguf = Gguf::parse(&map).with_context(|| shown.clone())?;
     let tokenizer = Tokenizer::new(&gguf).with_context(|| shown.clone())?;
     let ids = tokenizer.encode(&request.text, true, request.special);

@@ -4,12 +4,15 @@
 
 mod bench_kernels;
 mod generate;
+mod kl;
 mod model;
 pub(super) mod peak;
+mod perplexity;
 mod progress;
 mod random;
 mod roofline;
 mod run;
+mod scored;
 mod synth;
 
 use std::process::ExitCode;
@@ -24,6 +27,8 @@ pub static RUNNER: Program = Program {
     commands: &[
         &run::COMMAND,
         &generate::COMMAND,
+        &perplexity::COMMAND,
+        &kl::COMMAND,
         &synth::COMMAND,
         &peak::COMMAND,
         &bench_kernels::COMMAND,

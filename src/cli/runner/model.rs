@@ -4,6 +4,7 @@ use super::progress::ProgressLine;
 use crate::cli::args::{Args, Choice, Flag, FlagGroup, Usage};
 use crate::cli::values::{parsed, whole};
 use anyhow::{Context, Result, bail};
+use memmap2::Mmap;
 use runner::kernels::Isa;
 use runner::model::{Model, Placement};
 use runner::parts::KernelParts;
@@ -46,6 +47,7 @@ pub const ISA: Flag = Flag::value(
 );
 
 /// A model and the way to run it.
+#[derive(Clone)]
 pub struct ModelArgs {
     pub path: PathBuf,
     /// 1 to the number of CPUs available to this process.
@@ -100,6 +102,22 @@ impl ModelArgs {
             false if kind.is_dir() => bail!("{shown} is a directory: give a model file"),
             false => bail!("{shown} is not a regular file"),
         }
+    }
+
+    /// Maps the model's file into memory.
+    ///
+    /// # Errors
+    /// There is none, or it cannot be mapped.
+    pub fn map(&self) -> Result<Mmap> {
+        let file = self.open()?;
+        // SAFETY: as for the model itself: everything read from the map is checked, and truncating the file while it
+        // is mapped ends the process.
+        unsafe { Mmap::map(&file) }.with_context(|| format!("map {}", self.path.display()))
+    }
+
+    /// Another model, run in the same way.
+    pub fn another(&self, path: PathBuf) -> Self {
+        Self { path, ..self.clone() }
     }
 
     /// Loads the model; shows progress on standard error, and where the weights are if not in fast memory.

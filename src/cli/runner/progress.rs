@@ -6,10 +6,12 @@ use std::time::{Duration, Instant};
 /// Minimum time between redraws.
 const EVERY: Duration = Duration::from_millis(100);
 
-/// A line on standard error that shows how much of `total` bytes is done; silent if that is not a terminal.
+/// A line on standard error that shows how much of `total` is done; silent if that is not a terminal.
 #[derive(Debug)]
 pub struct ProgressLine<'a> {
     name: &'a str,
+    /// What is counted, and how many of it are one.
+    unit: (&'a str, u64),
     total: u64,
     done: u64,
     /// When the line was last drawn; `None`: never draw.
@@ -19,19 +21,25 @@ pub struct ProgressLine<'a> {
 impl<'a> ProgressLine<'a> {
     /// Work of `total` bytes.
     pub fn new(name: &'a str, total: u64) -> Self {
-        let drawn = io::stderr().is_terminal().then(Instant::now);
-        Self { name, total, done: 0, drawn }
+        Self::counted(name, ("MB", 1_000_000), total)
     }
 
-    /// `bytes` more are done.
-    pub fn add(&mut self, bytes: u64) {
-        self.done = self.done.saturating_add(bytes);
+    /// Work of `total` things, of which `unit.1` are one `unit.0`.
+    pub fn counted(name: &'a str, unit: (&'a str, u64), total: u64) -> Self {
+        let drawn = io::stderr().is_terminal().then(Instant::now);
+        Self { name, unit, total, done: 0, drawn }
+    }
+
+    /// So many more are done.
+    pub fn add(&mut self, more: u64) {
+        self.done = self.done.saturating_add(more);
         let Some(drawn) = self.drawn.as_mut().filter(|d| d.elapsed() >= EVERY) else { return };
         *drawn = Instant::now();
         let percent = self.done.saturating_mul(100) / self.total.max(1);
-        let (name, done, total) = (self.name, self.done / 1_000_000, self.total / 1_000_000);
+        let (unit, size) = (self.unit.0, self.unit.1.max(1));
+        let (name, done, total) = (self.name, self.done / size, self.total / size);
         // The line is optional; the work continues without it.
-        let _ = write!(io::stderr(), "\r{name}: {percent} % ({done} of {total} MB)");
+        let _ = write!(io::stderr(), "\r{name}: {percent} % ({done} of {total} {unit})");
     }
 }
 

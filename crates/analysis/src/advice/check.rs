@@ -92,7 +92,7 @@ fn outcome(advice: &Advice, measured: f64) -> Outcome {
     }
 }
 
-fn differences(old: &Report, new: &Report) -> Vec<String> {
+pub(crate) fn differences(old: &Report, new: &Report) -> Vec<String> {
     let mut out = Vec::new();
     let mut differ = |what: &str, a: &str, b: &str| {
         if a != b {

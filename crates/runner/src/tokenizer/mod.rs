@@ -69,6 +69,16 @@ impl<'a> Tokenizer<'a> {
         }
     }
 
+    /// A token's bytes as the file has them; empty for a number out of range.
+    pub fn stored(&self, token: TokenId) -> &'a [u8] {
+        self.vocabulary.text(token)
+    }
+
+    /// The token that begins a text, if the file asks for one.
+    pub fn begin(&self) -> Option<TokenId> {
+        self.vocabulary.begin.filter(|_| self.vocabulary.add_begin)
+    }
+
     /// Number of tokens.
     pub fn len(&self) -> usize {
         self.vocabulary.len()
