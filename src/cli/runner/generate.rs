@@ -108,6 +108,7 @@ fn run(args: &Args) -> Result<ExitCode> {
     }
     let model = Arc::new(request.chosen.load()?);
     let threads = request.chosen.threads;
+    request.chosen.choose_readings(&model, threads)?;
     let pin = request.chosen.pin;
     let settings =
         EngineSettings { context, threads, decode_threads: threads, pin, two_backends: false, truth: None };
