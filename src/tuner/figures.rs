@@ -5,7 +5,8 @@ use std::path::Path;
 use analysis::attribution::energy::PrimaryEnergy;
 use analysis::calls::Phase;
 use analysis::load::LoadProgress;
-use analysis::report::{By, PhaseReport, Report, ReportOptions, try_report};
+use analysis::report::{By, Report, ReportOptions, try_report};
+use analysis::tables::TokenRow;
 use pfi::Trace;
 use tune::answer::EnergySource;
 
@@ -74,7 +75,7 @@ impl Figures {
         };
         let phase = self.report.phases.iter().find(|p| p.phase == wanted);
         let phase = phase.ok_or_else(|| FiguresError::NoCalls(work.name(), self.why_none()))?;
-        let rates = rates(phase, work);
+        let rates = rates(phase.by_token.as_deref().unwrap_or_default(), work);
         if work == Work::Decode && rates.len() < LEAST_CALLS {
             return Err(FiguresError::Few(rates.len()));
         }
@@ -127,7 +128,6 @@ impl Figures {
         base.map(|m| m.build_id.as_str()).find(|id| !id.is_empty())
     }
 
-    /// The model's file name, if the command line names it.
     /// Where joules come from; None if no source has energy per token.
     pub fn energy(&self) -> Option<EnergySource> {
         let primary = self.primary()?;
@@ -161,10 +161,15 @@ impl Figures {
 }
 
 /// Tokens per second of each whole call. A decode step lasts until the next one begins, sampling included. The first
-/// call of each phase may be a warm-up: it is left out if there are others.
-fn rates(phase: &PhaseReport, work: Work) -> Vec<f64> {
-    let mut rows: Vec<_> = phase.by_token.iter().flatten().collect();
+/// call of each phase may be a warm-up: it is left out if there are others. So are calls for the rest of a prompt, which
+/// have few tokens, and are slow for that alone: the widest calls are those that a prompt waits for.
+fn rates(calls: &[TokenRow], work: Work) -> Vec<f64> {
+    let mut rows: Vec<_> = calls.iter().collect();
     common::order::by_key(&mut rows, |r| (common::order::time(r.start_ns), r.seq));
+    if work == Work::Prefill {
+        let widest = rows.iter().filter_map(|r| r.tokens).max().unwrap_or(0);
+        rows.retain(|r| r.tokens.is_some_and(|n| n >= widest - widest / 2));
+    }
     let mut all = Vec::with_capacity(rows.len());
     for (i, row) in rows.iter().enumerate().filter(|(_, row)| !row.cut) {
         let next = rows.get(i + 1).filter(|next| next.seq == row.seq + 1 && next.pid == row.pid);
@@ -201,6 +206,32 @@ fn median(values: &mut [f64]) -> Option<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn call(seq: u64, tokens: u64, dur_ns: u64) -> TokenRow {
+        TokenRow {
+            seq,
+            pid: 1,
+            tokens: Some(tokens),
+            start_ns: seq as i64 * 1_000_000,
+            dur_ns,
+            since_last_ns: Some(100),
+            graphs: 1,
+            op_ns: 0,
+            wait_ns: 0,
+            slices: 0,
+            cut: false,
+        }
+    }
+
+    #[test]
+    fn the_rest_of_a_prompt_is_not_the_speed_of_prefill() {
+        // A warm-up of two tokens, and a server's prompt of 516.
+        let calls = [call(0, 2, 900), call(1, 512, 1_024), call(2, 4, 800)];
+        assert_eq!(rates(&calls, Work::Prefill), [0.5e9]);
+        let bench = [call(0, 512, 2_048), call(1, 512, 1_024), call(2, 512, 1_024)];
+        assert_eq!(rates(&bench, Work::Prefill), [0.5e9; 2]);
+        assert_eq!(rates(&[call(0, 1, 900), call(1, 1, 900), call(2, 1, 900)], Work::Decode).len(), 2);
+    }
 
     #[test]
     fn a_median_has_an_error() {

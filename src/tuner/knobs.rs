@@ -157,19 +157,35 @@ fn switches(help: &str) -> Vec<Setting> {
     known.map(setting).collect()
 }
 
-/// The first of these flags that a help text has, with the values that it lists: `-fa, --flash-attn <on|off|auto>`.
+/// The first of these flags that a help text has, with the values that it lists: `-fa, --flash-attn <on|off|auto>`, or
+/// lines such as `- mmap: memory-map the model` below the flag.
 fn flag_of(help: &str, names: &[&str]) -> Option<(String, Vec<String>)> {
-    let lines = help.lines().filter(|line| line.trim_start().starts_with('-'));
-    for line in lines {
+    let mut lines = help.lines();
+    while let Some(line) = lines.next() {
+        if !line.trim_start().starts_with('-') {
+            continue;
+        }
         let words: Vec<&str> = line.split(|c: char| c.is_whitespace() || c == ',').collect();
         if let Some(name) = names.iter().find(|name| words.contains(name)) {
             let listed =
                 line.split(['<', '[', '{']).nth(1).and_then(|rest| rest.split(['>', ']', '}']).next());
-            let values = listed.unwrap_or("").split(['|', ',']).map(|v| v.trim().to_owned()).collect();
+            let values = match listed {
+                Some(listed) => listed.split(['|', ',']).map(|v| v.trim().to_owned()).collect(),
+                None => below(lines),
+            };
             return Some(((*name).to_owned(), values));
         }
     }
     None
+}
+
+/// The values that are listed below a flag, up to the next flag.
+fn below<'h>(lines: impl Iterator<Item = &'h str>) -> Vec<String> {
+    let until_flag =
+        lines.map(str::trim_start).take_while(|line| !line.starts_with('-') || line.starts_with("- "));
+    until_flag
+        .filter_map(|line| Some(line.strip_prefix("- ")?.split_once(':')?.0.trim().to_owned()))
+        .collect()
 }
 
 #[cfg(test)]
@@ -182,6 +198,17 @@ mod tests {
   -ctv, --cache-type-v <t>                          (default: f16)
   -fa, --flash-attn <on|off|auto>                   (default: auto)
   -lm, --load-mode <auto|none|mmap|mlock|mmap+mlock|dio> (default: auto)";
+
+    const CLI: &str = "\
+-lm,   --load-mode MODE                 model loading mode (default: auto)
+                                        - auto: mmap, unless a device does not support it
+                                        - none: no special loading mode
+                                        - mmap: memory-map model (if mmap disabled, slower load but may reduce
+                                        pageouts if not using mlock)
+                                        (env: LLAMA_ARG_LOAD_MODE)
+-lazy, --lazy-mode MODE                 lazy loading
+                                        - mlock: not a load mode
+-fa,   --flash-attn [on|off|auto]       set Flash Attention use ('on', 'off', or 'auto', default: 'auto')";
 
     fn shown(help: &str, knob: Knob) -> Vec<String> {
         of(help, knob, 512).into_iter().map(|s| s.shown).collect()
@@ -196,6 +223,8 @@ mod tests {
         assert_eq!(shown(BENCH, Knob::Ubatch), ["-ub 64", "-ub 128", "-ub 256"]);
         assert_eq!(shown(BENCH, Knob::KvType), ["-ctk q8_0 -ctv q8_0"]);
         assert!(shown("  --other N", Knob::FlashAttention).is_empty());
+        assert_eq!(shown(CLI, Knob::LoadMode), ["-lm mmap", "-lm none"]);
+        assert_eq!(shown(CLI, Knob::FlashAttention), ["-fa on", "-fa off"]);
     }
 
     #[test]
