@@ -75,7 +75,7 @@ impl Known {
         let between = self.samples.iter().map(|s| (s.tokens_per_s / speed - 1.0).abs()).fold(0.0, f64::max);
         Some(Measured {
             tokens_per_s: speed,
-            scatter: within.max(if self.samples.len() > 1 { between } else { 0.0 }),
+            scatter: Some(within.max(between)).filter(|s| *s > 0.0),
             joules_per_token: of(|s| s.joules_per_token),
             uah_per_token: self.uah_per_token,
             runs: self.samples.len() as u32,

@@ -171,7 +171,10 @@ impl Measure for ForWork<'_, '_> {
         let said = match &result {
             Ok(s) => {
                 let joules = s.joules_per_token.map(|j| format!(", {j:.3} J/token")).unwrap_or_default();
-                format!("{:.2} tok/s ±{:.1} %{joules}", s.tokens_per_s, s.scatter * 100.0)
+                // A single call has no scatter.
+                let scatter =
+                    if s.scatter > 0.0 { format!(" ±{:.1} %", s.scatter * 100.0) } else { String::new() };
+                format!("{:.2} tok/s{scatter}{joules}", s.tokens_per_s)
             }
             Err(Refused::Candidate(why) | Refused::Stop(why)) => format!("no result: {why}"),
         };
@@ -373,8 +376,8 @@ fn lines_of(tuned: &Tuned, goal: Goal, usable: usize, found: &Found) -> Vec<Line
         let (Some(candidate), Some(measured)) = (candidate, row) else { continue };
         let taken = if Some(candidate) == chosen.as_ref() { &settings.taken[..] } else { &[] };
         let over_default = answer.default.as_ref().map(|d| measured.tokens_per_s / d.tokens_per_s);
-        let of_default = answer.default.as_ref().map_or(0.0, |d| d.scatter);
-        let noise = (2.0 * measured.scatter.hypot(of_default)).max(ONE_RUN);
+        let of_default = answer.default.as_ref().and_then(|d| d.scatter).unwrap_or(0.0);
+        let noise = (2.0 * measured.scatter.unwrap_or(0.0).hypot(of_default)).max(ONE_RUN);
         lines.push(Line {
             goal: goal_name(goal),
             work: answer.work,

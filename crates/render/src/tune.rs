@@ -132,7 +132,7 @@ fn row((cpus, threads): (&str, String), m: Option<&Measured>, energy: bool, mark
         cpus.to_owned(),
         threads,
         of(&|m| format!("{:.2}", m.tokens_per_s)),
-        of(&|m| format!("{:.1}", m.scatter * 100.0)),
+        of(&|m| m.scatter.map_or_else(|| "?".to_owned(), |s| format!("{:.1}", s * 100.0))),
     ];
     if energy {
         cells.push(of(&|m| m.joules_per_token.map_or_else(|| "?".to_owned(), |j| format!("{j:.3}"))));

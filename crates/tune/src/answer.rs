@@ -90,8 +90,8 @@ pub struct TriedRow {
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Measured {
     pub tokens_per_s: f64,
-    /// Relative.
-    pub scatter: f64,
+    /// Relative; null if there was only one call.
+    pub scatter: Option<f64>,
     pub joules_per_token: Option<f64>,
     /// Charge of a battery a token, in the last run.
     pub uah_per_token: Option<f64>,
