@@ -9,7 +9,8 @@ mod small;
 
 use std::arch::x86_64::*;
 
-use super::{ProductTile, each_tile, panel};
+use super::panel;
+use super::tiles::{ProductTile, each_tile};
 use crate::matmul::MatmulJob;
 use crate::quant::TensorType;
 use crate::reading::{Cache, Reading};

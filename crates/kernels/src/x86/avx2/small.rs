@@ -5,7 +5,8 @@
 use std::arch::x86_64::*;
 
 use super::super::panel;
-use super::{FloatSums, ProductTile, TILE, VECTORS, four, load, load_halves, nibbles, store};
+use super::super::tiles::ProductTile;
+use super::{FloatSums, TILE, VECTORS, four, load, load_halves, nibbles, store};
 use crate::format::Q8Block;
 use crate::matmul::MatmulJob;
 

@@ -9,7 +9,7 @@
 use std::arch::x86_64::*;
 
 use super::super::panel::{self, Q4K_BLOCK, Q6K_BLOCK};
-use super::super::{Ahead, ProductTile};
+use super::super::tiles::{Ahead, ProductTile};
 use super::{load, load_halves, low_high, store};
 use crate::format::Q8KBlock;
 use crate::matmul::MatmulJob;

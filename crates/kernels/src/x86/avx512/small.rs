@@ -10,7 +10,7 @@
 use std::arch::x86_64::*;
 
 use super::super::panel;
-use super::super::{Ahead, ProductTile};
+use super::super::tiles::{Ahead, ProductTile};
 use super::{load, load_halves, low_high, store};
 use crate::format::Q8Block;
 use crate::matmul::MatmulJob;

@@ -10,7 +10,7 @@
 use std::arch::x86_64::*;
 
 use super::super::panel::{self, Q6K_BLOCK};
-use super::super::{Ahead, CACHE_LINE, ProductTile, each_tile_of};
+use super::super::tiles::{Ahead, CACHE_LINE, ProductTile, each_tile_of};
 use super::k::{IntSums, dot, even_words, pair_of_sums, six_bits, words};
 use super::{TILE, load, load_halves, store};
 use crate::format::Q8KBlock;
