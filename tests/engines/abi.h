@@ -91,8 +91,8 @@ struct settings {
 void engine_open(struct engine *, const struct settings *); /* libraries, symbols, era */
 void engine_load(struct engine *, const struct settings *); /* model and context */
 void engine_decode(struct engine *, const int32_t *ids, int n, int first_pos);
-void engine_forget(struct engine *);                 /* empties the KV cache */
-void engine_free(struct engine *);                   /* the context */
+void engine_forget(struct engine *); /* empties the KV cache */
+void engine_free(struct engine *);   /* the context */
 /* Of the token at this place in the last batch, -1 for its last; recent eras. */
 const float *engine_logits(struct engine *, int place, int *n);
 struct perf engine_perf(struct engine *);
