@@ -157,17 +157,25 @@ fn switches(help: &str) -> Vec<Setting> {
     known.map(setting).collect()
 }
 
-/// The first of these flags that a help text has, with the values that it lists: `-fa, --flash-attn <on|off|auto>`.
+/// The first of these flags that a help text has, with the values that it lists: `-fa, --flash-attn <on|off|auto>`, or
+/// below it as `- mmap: text`, further to the right than flags are.
 fn flag_of(help: &str, names: &[&str]) -> Option<(String, Vec<String>)> {
-    let lines = help.lines().filter(|line| line.trim_start().starts_with('-'));
-    for line in lines {
+    let indent = |line: &str| line.len() - line.trim_start().len();
+    let mut lines = help.lines();
+    while let Some(line) = lines.next() {
         let words: Vec<&str> = line.split(|c: char| c.is_whitespace() || c == ',').collect();
-        if let Some(name) = names.iter().find(|name| words.contains(name)) {
-            let listed =
-                line.split(['<', '[', '{']).nth(1).and_then(|rest| rest.split(['>', ']', '}']).next());
-            let values = listed.unwrap_or("").split(['|', ',']).map(|v| v.trim().to_owned()).collect();
-            return Some(((*name).to_owned(), values));
-        }
+        let flag = names.iter().find(|name| line.trim_start().starts_with('-') && words.contains(name));
+        let Some(name) = flag else { continue };
+        let listed = line.split(['<', '[', '{']).nth(1).and_then(|rest| rest.split(['>', ']', '}']).next());
+        let values: Vec<String> = match listed {
+            Some(listed) => listed.split(['|', ',']).map(|v| v.trim().to_owned()).collect(),
+            None => lines
+                .take_while(|below| indent(below) > indent(line) + 8)
+                .filter_map(|below| below.trim_start().strip_prefix("- ")?.split_once(':'))
+                .map(|(value, _)| value.to_owned())
+                .collect(),
+        };
+        return Some(((*name).to_owned(), values));
     }
     None
 }
@@ -196,6 +204,22 @@ mod tests {
         assert_eq!(shown(BENCH, Knob::Ubatch), ["-ub 64", "-ub 128", "-ub 256"]);
         assert_eq!(shown(BENCH, Knob::KvType), ["-ctk q8_0 -ctv q8_0"]);
         assert!(shown("  --other N", Knob::FlashAttention).is_empty());
+    }
+
+    #[test]
+    fn values_may_be_listed_below_their_flag() {
+        let help = "\
+--mlock                                  keep
+-lm,   --load-mode MODE                  model loading mode (default: auto)
+                                         - auto: mmap, unless a device does not support it
+                                         - none: no special mode
+                                         - mmap: maps it (if disabled, slower but may
+                                         - not a value, as it has no colon
+                                         - mmap+mlock: both
+-fa,   --flash-attn [on|off|auto]        - on: no value of the flag above
+";
+        assert_eq!(shown(help, Knob::LoadMode), ["-lm mmap", "-lm none"]);
+        assert_eq!(shown(help, Knob::FlashAttention), ["-fa on", "-fa off"]);
     }
 
     #[test]
