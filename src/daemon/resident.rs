@@ -371,6 +371,7 @@ impl<'a> Service<'a> {
             self.supervisor.meet(met(one), &self.settings);
         }
         self.supervisor.assign(&self.settings);
+        self.watch_begins();
         if std::mem::take(&mut self.supervisor.left) {
             self.finder.look_again();
         }

@@ -244,6 +244,12 @@ impl SessionDriver {
         if !news && self.told.elapsed() < TELL {
             return;
         }
+        self.update(now, process_tree);
+    }
+
+    fn update(&mut self, now: &RecordingProgress, process_tree: &ProcessTree) {
+        let meters = &process_tree.meters;
+        let of = |run: u32| meters.iter().filter(move |m| m.run == run);
         let level = qos::name(now.level);
         let file = self.file.as_ref().map(|(name, _)| name.clone());
         for run in self.runs.iter_mut().filter(|r| r.ended.is_none()) {
@@ -470,6 +476,9 @@ impl SessionObserver for SessionDriver {
         }
         if let Some(fired) = self.trigger.fired(&process_tree.meters, now.call, usage::now()) {
             self.say_message(&fired.text);
+            // The run's state is part of the trigger's event.
+            self.update(now, process_tree);
+            self.tell_runs();
             self.say(&WorkerEvent::Triggered(fired));
             if let Some(order) = self.dump(false) {
                 return Some(order);

@@ -147,7 +147,7 @@ impl Supervisor {
     }
 
     /// Current runs.
-    pub fn runs(&self) -> impl Iterator<Item = &Run> {
+    pub fn runs(&self) -> impl Iterator<Item = &Run> + Clone {
         self.table.all.iter().filter(|k| matches!(k.phase, RunPhase::With(_))).map(|k| &k.run)
     }
 

@@ -12,7 +12,7 @@ use super::run::Run;
 use super::trigger::Fired;
 use super::{clock, hook};
 use crate::host::affinity::{self, AllowedCpus};
-use crate::host::{target, usage};
+use crate::host::target;
 use common::cpus::ranges;
 use common::plain;
 
@@ -22,6 +22,8 @@ pub const VERSION: u32 = 1;
 /// some task of the machine did (pressure).
 const WAITED: f64 = 0.1;
 const PRESSURE: f64 = 10.0;
+/// A run that began less than this ago has no `second` yet, ns: the figures of so short a time mean little.
+const LEAST_NS: u64 = 500_000_000;
 
 /// An event as one line.
 pub fn line(event: &str, fields: Value) -> String {
@@ -116,24 +118,41 @@ pub fn recommended(pid: u32, work: &str, threads: u32, cpus: &str) -> String {
 }
 
 impl Watch {
-    /// Called about once a second, with the current runs: the events of that second.
-    pub fn second<'r>(&mut self, runs: impl Iterator<Item = &'r Run>, set: &[AffinityStatus]) -> Vec<String> {
-        let now = usage::now();
+    /// Called whenever something may have happened: the current runs that are new, and those that have their first
+    /// token. What else is told of a run comes after this.
+    pub fn progress<'r>(&mut self, runs: impl Iterator<Item = &'r Run>, now: u64) -> Vec<String> {
         let mut lines = Vec::new();
-        let mut known = std::mem::take(&mut self.runs);
         for run in runs {
             let key = (run.pid, run.start);
-            let usage = self.usage(run);
-            let mut last = known.remove(&key).unwrap_or_else(|| {
+            if !self.runs.contains_key(&key) {
                 lines.push(line("run", begun(run)));
-                let second = Second::default();
-                Last { tokens: 0, usage, at: now, first_token: false, recommended: None, second }
-            });
-            if !last.first_token && (run.ttft_ns.is_some() || run.tokens > 0) {
+                let (usage, second) = (self.usage(run), Second::default());
+                let last = Last { tokens: 0, usage, at: now, first_token: false, recommended: None, second };
+                self.runs.insert(key, last);
+            }
+            let has_token = run.ttft_ns.is_some() || run.tokens > 0;
+            if let Some(last) = self.runs.get_mut(&key).filter(|last| has_token && !last.first_token) {
                 last.first_token = true;
                 lines.push(line("first_token", with(of_run(run), json!({ "ttft_ns": run.ttft_ns }))));
             }
-            if now > last.at {
+        }
+        lines
+    }
+
+    /// Called about once a second, with the current runs: the events of that second.
+    pub fn second<'r>(
+        &mut self,
+        runs: impl Iterator<Item = &'r Run> + Clone,
+        set: &[AffinityStatus],
+        now: u64,
+    ) -> Vec<String> {
+        let mut lines = self.progress(runs.clone(), now);
+        let mut known = std::mem::take(&mut self.runs);
+        for run in runs {
+            let key = (run.pid, run.start);
+            let Some(mut last) = known.remove(&key) else { continue };
+            if now.saturating_sub(last.at) >= LEAST_NS {
+                let usage = self.usage(run);
                 last.second = second(&last.usage, &usage, now - last.at);
                 lines.push(line("second", with(of_run(run), seconds_fields(run, &last, now))));
                 (last.tokens, last.usage, last.at) = (run.tokens, usage, now);
@@ -315,6 +334,7 @@ fn pressure() -> Option<f64> {
 mod tests {
     use super::*;
     use crate::daemon::trigger::Slowness;
+    use crate::host::usage;
 
     fn json(line: &str) -> Value {
         assert!(!line.contains('\n'));
@@ -330,36 +350,41 @@ mod tests {
         lines.iter().map(|l| json(l)["event"].as_str().expect("a name").to_owned()).collect()
     }
 
+    const S: u64 = 1_000_000_000;
+
     #[test]
     fn a_run_begins_has_its_first_token_and_ends() {
         let mut watch = Watch::default();
-        let mut one = run();
-        let lines = watch.second([&one].into_iter(), &[]);
+        let (mut one, begin) = (run(), usage::now());
+        let lines = watch.progress([&one].into_iter(), begin);
         assert_eq!(names(&lines), ["run"]);
         let first = json(&lines[0]);
         assert_eq!((&first["v"], &first["pid"], &first["rule"]), (&1.into(), &one.pid.into(), &"a".into()));
+        assert!(watch.progress([&one].into_iter(), begin).is_empty());
+        assert!(watch.second([&one].into_iter(), &[], begin + S / 4).is_empty(), "too short a time");
         (one.tokens, one.ttft_ns) = (5, Some(9));
-        let lines = watch.second([&one].into_iter(), &[]);
+        let lines = watch.second([&one].into_iter(), &[], begin + S);
         assert_eq!(names(&lines), ["first_token", "second"]);
         let second = json(&lines[1]);
         assert_eq!((&json(&lines[0])["ttft_ns"], &second["tokens"]), (&9.into(), &5.into()));
-        assert!(second["tok_s"].as_f64() > Some(0.0) && second["cpus"].as_f64() >= Some(0.0), "{second}");
-        assert_eq!(names(&watch.second([&one].into_iter(), &[])), ["second"]);
+        assert!(second["tok_s"] == 5.0 && second["cpus"].as_f64() >= Some(0.0), "{second}");
+        assert_eq!(names(&watch.second([&one].into_iter(), &[], begin + 2 * S)), ["second"]);
         one.ended = Some("it\u{1b} ended".into());
         let end = json(&watch.ended(&one));
         assert_eq!((&end["event"], &end["tokens"]), (&"end".into(), &5.into()));
         one.ended = None;
-        assert_eq!(names(&watch.second([&one].into_iter(), &[])), ["run", "first_token"], "another");
+        let lines = watch.progress([&one].into_iter(), begin + 3 * S);
+        assert_eq!(names(&lines), ["run", "first_token"], "another");
     }
 
     #[test]
     fn fewer_threads_are_recommended_once_where_there_are_more_than_cpus() {
         let mut watch = Watch::default();
-        let mut one = run();
+        let (mut one, begin) = (run(), usage::now());
         one.threads = [Some(1), Some(1)];
-        assert_eq!(names(&watch.second([&one].into_iter(), &[])), ["run"]);
+        assert_eq!(names(&watch.second([&one].into_iter(), &[], begin)), ["run"]);
         one.threads = [Some(100_000), Some(1)];
-        let lines = watch.second([&one].into_iter(), &[]);
+        let lines = watch.second([&one].into_iter(), &[], begin + S);
         assert_eq!(names(&lines), ["second", "recommended"]);
         let said = json(&lines[1]);
         let cpus = affinity::of_thread(0).expect("ours").len();
@@ -368,7 +393,7 @@ mod tests {
             said["basis"].as_str().expect("a text").starts_with("100000 threads compute, more than "),
             "{said}"
         );
-        assert_eq!(names(&watch.second([&one].into_iter(), &[])), ["second"]);
+        assert_eq!(names(&watch.second([&one].into_iter(), &[], begin + 2 * S)), ["second"]);
         let fired =
             Fired { pid: Some(one.pid), run: None, cause: Slowness::Below, text: "\"slow\"\n".into() };
         let trigger = json(&watch.trigger("a", Some(&one), None, &fired));

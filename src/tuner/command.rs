@@ -94,10 +94,12 @@ const MASKS: [&str; 11] = [
 ];
 const BENCH_WORK: [&str; 9] =
     ["-p", "--n-prompt", "-n", "--n-gen", "-pg", "-r", "--repetitions", "-o", "--output"];
-const CLI_WORK: [&str; 3] = ["-n", "--predict", "--n-predict"];
+/// With a file for the prompt's state, later runs would have no prefill.
+const CLI_WORK: [&str; 4] = ["-n", "--predict", "--n-predict", "--prompt-cache"];
 const RUNNER_WORK: [&str; 6] = ["-p", "--prompt", "-n", "--decode", "-r", "--repeat"];
-const SERVER_WORK: [&str; 2] = ["--port", "--host"];
-const PROMPTS: [&str; 4] = ["-p", "--prompt", "-f", "--file"];
+/// The request is sent over the loopback, without TLS.
+const SERVER_WORK: [&str; 5] = ["--port", "--host", "--api-prefix", "--ssl-key-file", "--ssl-cert-file"];
+const PROMPTS: [&str; 6] = ["-p", "--prompt", "-f", "--file", "-bf", "--binary-file"];
 const PLACEHOLDERS: [&str; 3] = ["{threads}", "{cpus}", "{mask}"];
 
 /// Words of the prompt of a run: random weights need no better ones.
@@ -148,6 +150,19 @@ impl Tuned {
     /// Prefill and decode are different runs.
     pub fn works_apart(&self) -> bool {
         self.engine == Engine::Bench
+    }
+
+    /// The first key that a server wants, by its flag or else by the variable that it reads.
+    pub fn key(&self) -> Option<String> {
+        let words = self.argv.get(self.at + 1..)?;
+        let given = words.iter().enumerate().rev().find_map(|(i, word)| {
+            match word.to_str()?.strip_prefix("--api-key")? {
+                "" => words.get(i + 1)?.to_str(),
+                value => value.strip_prefix('='),
+            }
+        });
+        let keys = given.map(str::to_owned).or_else(|| std::env::var("LLAMA_API_KEY").ok())?;
+        keys.split(',').next().map(str::to_owned)
     }
 
     /// The command that prints the engine's flags.
@@ -386,6 +401,16 @@ mod tests {
         assert!(run("llama-completion -m m.gguf", Work::Decode).contains(" -p the model reads"));
         let server = run("llama-server -m m.gguf --port 80", Work::Decode);
         assert_eq!(server, "llama-server -m m.gguf --host 127.0.0.1 --port 8123 -t 2");
+    }
+
+    #[test]
+    fn a_servers_key_is_known_and_its_address_is_ours() {
+        let own = "llama-server --api-key a,b --ssl-key-file k --ssl-cert-file=c --api-prefix /x -m m.gguf";
+        assert_eq!(Tuned::of(words(own)).expect("known").key().as_deref(), Some("a"));
+        assert_eq!(Tuned::of(words("llama-server --api-key=c")).expect("known").key().as_deref(), Some("c"));
+        assert_eq!(Tuned::of(words("llama-server --api-key-file f")).expect("known").key(), None);
+        let own = run(own, Work::Decode);
+        assert_eq!(own, "llama-server --api-key a,b -m m.gguf --host 127.0.0.1 --port 8123 -t 2");
     }
 
     #[test]

@@ -158,34 +158,26 @@ fn switches(help: &str) -> Vec<Setting> {
 }
 
 /// The first of these flags that a help text has, with the values that it lists: `-fa, --flash-attn <on|off|auto>`, or
-/// lines such as `- mmap: memory-map the model` below the flag.
+/// below it as `- mmap: text`, further to the right than flags are.
 fn flag_of(help: &str, names: &[&str]) -> Option<(String, Vec<String>)> {
+    let indent = |line: &str| line.len() - line.trim_start().len();
     let mut lines = help.lines();
     while let Some(line) = lines.next() {
-        if !line.trim_start().starts_with('-') {
-            continue;
-        }
         let words: Vec<&str> = line.split(|c: char| c.is_whitespace() || c == ',').collect();
-        if let Some(name) = names.iter().find(|name| words.contains(name)) {
-            let listed =
-                line.split(['<', '[', '{']).nth(1).and_then(|rest| rest.split(['>', ']', '}']).next());
-            let values = match listed {
-                Some(listed) => listed.split(['|', ',']).map(|v| v.trim().to_owned()).collect(),
-                None => below(lines),
-            };
-            return Some(((*name).to_owned(), values));
-        }
+        let flag = names.iter().find(|name| line.trim_start().starts_with('-') && words.contains(name));
+        let Some(name) = flag else { continue };
+        let listed = line.split(['<', '[', '{']).nth(1).and_then(|rest| rest.split(['>', ']', '}']).next());
+        let values: Vec<String> = match listed {
+            Some(listed) => listed.split(['|', ',']).map(|v| v.trim().to_owned()).collect(),
+            None => lines
+                .take_while(|below| indent(below) > indent(line) + 8)
+                .filter_map(|below| below.trim_start().strip_prefix("- ")?.split_once(':'))
+                .map(|(value, _)| value.to_owned())
+                .collect(),
+        };
+        return Some(((*name).to_owned(), values));
     }
     None
-}
-
-/// The values that are listed below a flag, up to the next flag.
-fn below<'h>(lines: impl Iterator<Item = &'h str>) -> Vec<String> {
-    let until_flag =
-        lines.map(str::trim_start).take_while(|line| !line.starts_with('-') || line.starts_with("- "));
-    until_flag
-        .filter_map(|line| Some(line.strip_prefix("- ")?.split_once(':')?.0.trim().to_owned()))
-        .collect()
 }
 
 #[cfg(test)]
@@ -198,17 +190,6 @@ mod tests {
   -ctv, --cache-type-v <t>                          (default: f16)
   -fa, --flash-attn <on|off|auto>                   (default: auto)
   -lm, --load-mode <auto|none|mmap|mlock|mmap+mlock|dio> (default: auto)";
-
-    const CLI: &str = "\
--lm,   --load-mode MODE                 model loading mode (default: auto)
-                                        - auto: mmap, unless a device does not support it
-                                        - none: no special loading mode
-                                        - mmap: memory-map model (if mmap disabled, slower load but may reduce
-                                        pageouts if not using mlock)
-                                        (env: LLAMA_ARG_LOAD_MODE)
--lazy, --lazy-mode MODE                 lazy loading
-                                        - mlock: not a load mode
--fa,   --flash-attn [on|off|auto]       set Flash Attention use ('on', 'off', or 'auto', default: 'auto')";
 
     fn shown(help: &str, knob: Knob) -> Vec<String> {
         of(help, knob, 512).into_iter().map(|s| s.shown).collect()
@@ -223,8 +204,22 @@ mod tests {
         assert_eq!(shown(BENCH, Knob::Ubatch), ["-ub 64", "-ub 128", "-ub 256"]);
         assert_eq!(shown(BENCH, Knob::KvType), ["-ctk q8_0 -ctv q8_0"]);
         assert!(shown("  --other N", Knob::FlashAttention).is_empty());
-        assert_eq!(shown(CLI, Knob::LoadMode), ["-lm mmap", "-lm none"]);
-        assert_eq!(shown(CLI, Knob::FlashAttention), ["-fa on", "-fa off"]);
+    }
+
+    #[test]
+    fn values_may_be_listed_below_their_flag() {
+        let help = "\
+--mlock                                  keep
+-lm,   --load-mode MODE                  model loading mode (default: auto)
+                                         - auto: mmap, unless a device does not support it
+                                         - none: no special mode
+                                         - mmap: maps it (if disabled, slower but may
+                                         - not a value, as it has no colon
+                                         - mmap+mlock: both
+-fa,   --flash-attn [on|off|auto]        - on: no value of the flag above
+";
+        assert_eq!(shown(help, Knob::LoadMode), ["-lm mmap", "-lm none"]);
+        assert_eq!(shown(help, Knob::FlashAttention), ["-fa on", "-fa off"]);
     }
 
     #[test]

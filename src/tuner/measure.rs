@@ -8,7 +8,7 @@ use super::figures::{Figures, FiguresError};
 use super::guards::{BatteryState, Guards};
 use super::huge_pages::ChangedMode;
 use super::knobs::{Change, Setting};
-use super::server;
+use super::server::{self, Request};
 use super::session::{TuneOptions, Watcher};
 use super::store::{Kept, Store};
 use super::trial::{Ran, Recorder, Trial, TrialError};
@@ -237,7 +237,7 @@ impl<'a> Measurer<'a> {
             argv: self.tuned.run(candidate, work, lengths, &flags, port, &self.help),
             cpus: candidate.filter(|_| pins).map(|c| c.cpus.clone()),
             limit: self.quickest.get(&work).map(|quickest| *quickest * LIMIT + LIMIT_MORE),
-            request: port.map(|port| (port, lengths)),
+            request: port.map(|port| Request { port, lengths, key: self.tuned.key() }),
         };
         self.runs += 1;
         let ran = self.recorder.run(&trial, &|| self.watch.stop());

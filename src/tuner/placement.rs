@@ -26,7 +26,10 @@ impl Placement {
             self.searched = Some(Instant::now());
             self.processes = below(recorder, &parents());
         }
-        for pid in &self.processes {
+        let program = |pid: u32| fs::read_link(format!("/proc/{pid}/exe")).ok();
+        let own = program(recorder);
+        // A command that the recorder has forked is the recorder's program until its exec, and has its CPUs at first.
+        for pid in self.processes.iter().filter(|pid| own.is_none() || program(**pid) != own) {
             self.seen.extend(target::running_on(*pid));
         }
     }
@@ -67,6 +70,7 @@ fn parents() -> BTreeMap<u32, u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rustix::process::Signal;
     use std::os::unix::process::CommandExt;
 
     #[test]
@@ -77,27 +81,45 @@ mod tests {
         assert!(below(12, &parents).is_empty());
     }
 
-    #[test]
-    fn a_grandchild_that_computes_is_seen() {
-        // A shell between: the loop runs in a child of it.
+    /// A process group of its own, killed at the end.
+    struct Group(std::process::Child);
+
+    impl Drop for Group {
+        fn drop(&mut self) {
+            let _ =
+                rustix::process::kill_process_group(rustix::process::Pid::from_child(&self.0), Signal::KILL);
+            let _ = self.0.wait();
+        }
+    }
+
+    /// Where the processes below a shell with this script are seen, within five seconds.
+    fn seen(script: &str) -> Placement {
         let mut command = std::process::Command::new("sh");
-        command.args(["-c", "sh -c 'while :; do :; done' & wait"]).process_group(0);
-        let mut shell = command.spawn().expect("a shell");
+        command.args(["-c", script]).stdout(std::process::Stdio::null()).process_group(0);
+        let shell = Group(command.spawn().expect("a shell"));
         let mut placement = Placement::default();
-        // The loop may need a moment to begin, and does not run in every moment.
+        // It may need a moment to begin, and does not run in every moment.
         for _ in 0..500 {
             placement.searched = None;
-            placement.look(shell.id());
+            placement.look(shell.0.id());
             if !placement.seen.is_empty() {
                 break;
             }
             std::thread::sleep(Duration::from_millis(10));
         }
-        let group = rustix::process::Pid::from_child(&shell);
-        rustix::process::kill_process_group(group, rustix::process::Signal::KILL).expect("killed");
-        shell.wait().expect("waited");
+        placement
+    }
+
+    #[test]
+    fn a_grandchild_that_computes_is_seen() {
+        let placement = seen("(yes; :) & wait");
         assert!(!placement.seen.is_empty());
         assert!(placement.outside(&placement.seen.iter().copied().collect::<Vec<_>>()).is_empty());
         assert_eq!(placement.outside(&[]).len(), placement.seen.len());
+    }
+
+    #[test]
+    fn a_child_before_its_exec_is_not() {
+        assert!(seen("(while :; do :; done) & sleep 0.5; exit").seen.is_empty());
     }
 }

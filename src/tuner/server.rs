@@ -4,12 +4,25 @@ use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
+use serde_json::Value;
+
 use crate::tuner::command::{Lengths, prompt_text};
 
 /// Time between two tries to reach a server that still loads its model.
 const AGAIN: Duration = Duration::from_millis(100);
 /// Maximum size of an answer that is read.
 const ANSWER: u64 = 16 << 20;
+/// Maximum length of a server's reason, characters.
+const REASON: usize = 200;
+
+/// What to ask, and where.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Request {
+    pub port: u16,
+    pub lengths: Lengths,
+    /// The key that the server wants.
+    pub key: Option<String>,
+}
 
 /// Why there was no answer.
 #[derive(Debug, thiserror::Error)]
@@ -36,17 +49,15 @@ pub fn free_port() -> io::Result<u16> {
 ///
 /// # Errors
 /// It does not get ready or refuses, or `stop` says so.
-pub fn ask(
-    port: u16,
-    lengths: Lengths,
-    within: Duration,
-    stop: &dyn Fn() -> bool,
-) -> Result<(), RequestError> {
+pub fn ask(request: &Request, within: Duration, stop: &dyn Fn() -> bool) -> Result<(), RequestError> {
+    let (port, lengths) = (request.port, request.lengths);
     let begin = Instant::now();
     loop {
-        let why = match exchange(port, "GET /health HTTP/1.1", "", within) {
-            Ok(status) if is_ok(&status) => break,
-            Ok(status) => status,
+        let why = match request.exchange("GET /health HTTP/1.1", "", within) {
+            Ok(answer) if answer.code() == "200" => break,
+            // It listens, and will not answer this later either.
+            Ok(answer) if answer.code() == "404" => return Err(RequestError::Refused(answer.why())),
+            Ok(answer) => answer.why(),
             Err(e) => e.to_string(),
         };
         if stop() {
@@ -64,29 +75,72 @@ pub fn ask(
         "cache_prompt": false,
         "temperature": 0.0,
     });
-    let status = exchange(port, "POST /completion HTTP/1.1", &body.to_string(), within)?;
-    if is_ok(&status) { Ok(()) } else { Err(RequestError::Refused(status)) }
+    let answer = request.exchange("POST /completion HTTP/1.1", &body.to_string(), within)?;
+    match answer.code() {
+        "200" => Ok(()),
+        "400" => Err(RequestError::Refused(format!(
+            "{}; --prompt and --tokens of profinfer tune set how long the request is",
+            answer.why()
+        ))),
+        "401" | "403" => Err(RequestError::Refused(format!(
+            "{}; a key is taken from --api-key in the command, or from LLAMA_API_KEY",
+            answer.why()
+        ))),
+        _ => Err(RequestError::Refused(answer.why())),
+    }
 }
 
-fn is_ok(status: &str) -> bool {
-    status.split(' ').nth(1) == Some("200")
+/// A server's answer.
+struct ServerAnswer {
+    /// `HTTP/1.1 200 OK`.
+    status: String,
+    body: Vec<u8>,
 }
 
-/// Sends a request and reads the answer to its end; returns its status line.
-fn exchange(port: u16, what: &str, body: &str, within: Duration) -> io::Result<String> {
-    let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port))?;
-    stream.set_read_timeout(Some(within))?;
-    let head = format!(
-        "{what}\r\nHost: 127.0.0.1:{port}\r\nConnection: close\r\nContent-Type: application/json\r\n\
-         Content-Length: {}\r\n\r\n",
-        body.len()
-    );
-    stream.write_all(head.as_bytes())?;
-    stream.write_all(body.as_bytes())?;
-    let mut answer = Vec::new();
-    stream.take(ANSWER).read_to_end(&mut answer)?;
-    let first = answer.split(|b| *b == b'\r').next().unwrap_or_default();
-    Ok(String::from_utf8_lossy(first.get(..200.min(first.len())).unwrap_or_default()).into_owned())
+impl ServerAnswer {
+    fn of(bytes: &[u8]) -> ServerAnswer {
+        let first = bytes.split(|b| *b == b'\r').next().unwrap_or_default();
+        let status =
+            String::from_utf8_lossy(first.get(..200.min(first.len())).unwrap_or_default()).into_owned();
+        let head = bytes.windows(4).position(|end| end == b"\r\n\r\n").map_or(bytes.len(), |at| at + 4);
+        ServerAnswer { status, body: bytes.get(head..).unwrap_or_default().to_vec() }
+    }
+
+    fn code(&self) -> &str {
+        self.status.split(' ').nth(1).unwrap_or_default()
+    }
+
+    /// The status, with the reason that llama-server gives.
+    fn why(&self) -> String {
+        let status = self.status.split_once(' ').map_or(&*self.status, |(_, status)| status);
+        let body: Value = serde_json::from_slice(&self.body).unwrap_or_default();
+        match body.pointer("/error/message").and_then(Value::as_str) {
+            Some(text) => format!("{status}: {}", text.chars().take(REASON).collect::<String>()),
+            None => status.to_owned(),
+        }
+    }
+}
+
+impl Request {
+    /// Sends a request and reads the answer to its end.
+    fn exchange(&self, what: &str, body: &str, within: Duration) -> io::Result<ServerAnswer> {
+        let port = self.port;
+        let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port))?;
+        stream.set_read_timeout(Some(within))?;
+        // A key with such characters would be another header.
+        let key = self.key.as_ref().filter(|key| !key.chars().any(char::is_control));
+        let key = key.map(|key| format!("Authorization: Bearer {key}\r\n")).unwrap_or_default();
+        let head = format!(
+            "{what}\r\nHost: 127.0.0.1:{port}\r\nConnection: close\r\nContent-Type: application/json\r\n{key}\
+             Content-Length: {}\r\n\r\n",
+            body.len()
+        );
+        stream.write_all(head.as_bytes())?;
+        stream.write_all(body.as_bytes())?;
+        let mut answer = Vec::new();
+        stream.take(ANSWER).read_to_end(&mut answer)?;
+        Ok(ServerAnswer::of(&answer))
+    }
 }
 
 #[cfg(test)]
@@ -109,6 +163,7 @@ mod tests {
                 while line.trim() != "" {
                     line.clear();
                     reader.read_line(&mut line).expect("a line");
+                    head += &line;
                     if let Some(n) = line.strip_prefix("Content-Length: ") {
                         length = n.trim().parse().expect("a number");
                     }
@@ -118,38 +173,47 @@ mod tests {
                 head += &String::from_utf8_lossy(&body);
                 asked.push(head);
                 let mut stream = stream;
-                write!(stream, "HTTP/1.1 {answer}\r\nContent-Length: 2\r\n\r\n{{}}").expect("written");
+                let body = r#"{"error":{"message":"too long"}}"#;
+                write!(stream, "HTTP/1.1 {answer}\r\nContent-Length: {}\r\n\r\n{body}", body.len())
+                    .expect("written");
             }
             asked
         });
         (port, thread)
     }
 
-    const LENGTHS: Lengths = Lengths { prompt: 16, tokens: 8 };
+    fn request(port: u16) -> Request {
+        Request { port, lengths: Lengths { prompt: 16, tokens: 8 }, key: Some("secret".into()) }
+    }
+
+    const LONG: Duration = Duration::from_secs(10);
 
     #[test]
     fn the_request_is_sent_when_the_model_is_loaded() {
         let (port, thread) = server(&["503 Service Unavailable", "200 OK", "200 OK"]);
-        ask(port, LENGTHS, Duration::from_secs(10), &|| false).expect("answered");
+        ask(&request(port), LONG, &|| false).expect("answered");
         let asked = thread.join().expect("no panic");
         assert!(asked[0].starts_with("GET /health") && asked[1].starts_with("GET /health"));
         assert!(
             asked[2].starts_with("POST /completion") && asked[2].contains("\"n_predict\":8"),
             "{asked:?}"
         );
+        assert!(asked[2].contains("\r\nAuthorization: Bearer secret\r\n"), "{asked:?}");
     }
 
     #[test]
     fn a_refusal_and_a_server_that_never_comes_are_told() {
         let (port, thread) = server(&["200 OK", "400 Bad Request"]);
-        let refused =
-            ask(port, LENGTHS, Duration::from_secs(10), &|| false).expect_err("refused").to_string();
-        assert!(refused.contains("400 Bad Request"), "{refused}");
+        let refused = ask(&request(port), LONG, &|| false).expect_err("refused").to_string();
+        assert!(refused.contains("answered 400 Bad Request: too long; --prompt"), "{refused}");
+        thread.join().expect("no panic");
+        let (port, thread) = server(&["404 Not Found"]);
+        let refused = ask(&request(port), LONG, &|| false).expect_err("refused").to_string();
+        assert!(refused.contains("404 Not Found"), "{refused}");
         thread.join().expect("no panic");
         let port = free_port().expect("a port");
-        let why = ask(port, LENGTHS, Duration::ZERO, &|| false).expect_err("nobody listens").to_string();
+        let why = ask(&request(port), Duration::ZERO, &|| false).expect_err("nobody listens").to_string();
         assert!(why.contains("not ready"), "{why}");
-        let stopped = ask(port, LENGTHS, Duration::from_secs(10), &|| true);
-        assert!(matches!(stopped, Err(RequestError::Stopped)));
+        assert!(matches!(ask(&request(port), LONG, &|| true), Err(RequestError::Stopped)));
     }
 }

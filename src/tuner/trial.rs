@@ -11,10 +11,9 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::host::child::die_with_parent;
-use crate::tuner::command::Lengths;
 use crate::tuner::foreign::ForeignLoad;
 use crate::tuner::placement::Placement;
-use crate::tuner::server;
+use crate::tuner::server::{self, Request};
 
 /// Interval between two looks at a run.
 const LOOK: Duration = Duration::from_millis(50);
@@ -30,8 +29,8 @@ pub struct Trial {
     pub cpus: Option<Vec<u32>>,
     /// Maximum duration.
     pub limit: Option<Duration>,
-    /// A server on this port gets one request.
-    pub request: Option<(u16, Lengths)>,
+    /// A server gets this.
+    pub request: Option<Request>,
 }
 
 /// How to record.
@@ -81,8 +80,8 @@ impl Recorder {
         let mut child = self.start(trial, &trace, &log).map_err(TrialError::Start)?;
         let mut placement = Placement::default();
         let mut over = || begin.elapsed() >= trial.limit.unwrap_or(Duration::MAX);
-        let answered = match trial.request {
-            Some((port, lengths)) => self.serve(&mut child, (port, lengths), &mut placement, stop, &mut over),
+        let answered = match &trial.request {
+            Some(request) => self.serve(&mut child, request, &mut placement, stop, &mut over),
             None => Ok(()),
         };
         let status = if trial.request.is_some() {
@@ -98,7 +97,9 @@ impl Recorder {
         if stop() {
             return Err(TrialError::Interrupted);
         }
-        answered.map_err(TrialError::Failed)?;
+        if !cut {
+            answered.map_err(TrialError::Failed)?;
+        }
         // A command that was ended here may have a status of its own.
         if !status.is_some_and(|s| s.success()) && !cut && trial.request.is_none() || !trace.exists() {
             return Err(TrialError::Failed(last_words(&log)));
@@ -135,7 +136,7 @@ impl Recorder {
     fn serve(
         &self,
         child: &mut Child,
-        (port, lengths): (u16, Lengths),
+        request: &Request,
         placement: &mut Placement,
         stop: &dyn Fn() -> bool,
         over: &mut dyn FnMut() -> bool,
@@ -144,9 +145,8 @@ impl Recorder {
         let (ended, given_up) = (AtomicBool::new(false), AtomicBool::new(false));
         thread::scope(|scope| {
             let asking = scope.spawn(|| {
-                let asked = server::ask(port, lengths, Duration::from_secs(300), &|| {
-                    given_up.load(Ordering::Relaxed)
-                });
+                let within = Duration::from_secs(300);
+                let asked = server::ask(request, within, &|| given_up.load(Ordering::Relaxed));
                 ended.store(true, Ordering::Relaxed);
                 asked
             });
@@ -162,8 +162,9 @@ impl Recorder {
             }
             match asking.join() {
                 Ok(Ok(())) => Ok(()),
-                Ok(Err(e)) if given_up.load(Ordering::Relaxed) => {
-                    Err(format!("{e}; {}", last_words(&self.dir.join("run.log"))))
+                Ok(Err(_)) if given_up.load(Ordering::Relaxed) => {
+                    let words = last_words(&self.dir.join("run.log"));
+                    Err(format!("the server ended before it had answered: {words}"))
                 }
                 Ok(Err(e)) => Err(e.to_string()),
                 Err(_) => Err("the thread that asks the server died".to_owned()),
@@ -188,6 +189,9 @@ fn watch(child: &mut Child, placement: &mut Placement, enough: &dyn Fn() -> bool
 /// Ends a recording as Ctrl-C does; kills it if that takes too long.
 fn end(child: &mut Child) -> Option<ExitStatus> {
     for signal in [Signal::INT, Signal::TERM] {
+        if let Ok(Some(status)) = child.try_wait() {
+            return Some(status);
+        }
         // It has not been waited for, so its pid is still its own.
         let _ = kill_process(Pid::from_child(child), signal);
         let begin = Instant::now();
@@ -203,13 +207,44 @@ fn end(child: &mut Child) -> Option<ExitStatus> {
     child.wait().ok()
 }
 
-/// The last lines of a log, as one.
+/// What a log says of a failure: the recorder's last message, and what the engine said.
 fn last_words(log: &Path) -> String {
-    let text = fs::read(log).unwrap_or_default();
-    let text = String::from_utf8_lossy(&text);
-    let lines: Vec<&str> = text.lines().map(str::trim).filter(|l| !l.is_empty()).collect();
-    let own = lines.iter().rev().find(|l| l.starts_with("profinfer: "));
-    let said = own.or(lines.last()).map_or("it said nothing", |l| l);
-    let said = said.strip_prefix("profinfer: ").unwrap_or(said);
-    said.chars().take(MESSAGE).collect()
+    words(&String::from_utf8_lossy(&fs::read(log).unwrap_or_default()))
+}
+
+fn words(log: &str) -> String {
+    let lines = || log.lines().map(str::trim).filter(|l| !l.is_empty());
+    let of_recorder = lines().rev().find_map(|l| l.strip_prefix("profinfer: "));
+    let engines = || lines().filter(|l| !l.starts_with("profinfer: "));
+    // The first error is the cause of those after it.
+    let is_error = |l: &&str| ["error", "failed", "invalid"].iter().any(|w| l.to_lowercase().contains(w));
+    let of_engine = engines().find(is_error).or(engines().last());
+    let short = |text: &str| text.chars().take(MESSAGE).collect::<String>();
+    match (of_recorder, of_engine) {
+        (Some(said), Some(engine)) => format!("{}; the engine said: {}", short(said), short(engine)),
+        (Some(said), None) | (None, Some(said)) => short(said),
+        (None, None) => "it said nothing".to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failure_is_told_with_the_engines_first_error() {
+        let log = "profinfer: ready: recording x\nloading\n E failed to open m.gguf\nError: it ends\nbye\n\
+                   profinfer: nothing recorded\n";
+        assert_eq!(words(log), "nothing recorded; the engine said: E failed to open m.gguf");
+        assert_eq!(words("profinfer: nothing recorded\nbye\n\n"), "nothing recorded; the engine said: bye");
+        assert_eq!(words("profinfer: nothing recorded"), "nothing recorded");
+        assert_eq!((&*words("bye"), &*words("\n")), ("bye", "it said nothing"));
+    }
+
+    #[test]
+    fn a_child_that_has_been_waited_for_gets_no_signal() {
+        let mut child = Command::new("false").spawn().expect("it runs");
+        let status = child.wait().expect("waited");
+        assert_eq!(end(&mut child), Some(status));
+    }
 }

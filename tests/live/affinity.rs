@@ -201,15 +201,24 @@ fn who_watches_sees_a_run_and_a_trigger_runs_its_program_once() {
     assert!(watching.next("hello")["version"].is_string());
     let target =
         Target::start(service.engine(), &["-t", "1", "-p", "4", "-n", "100000", "--op-ns", "100000"]);
-    // In any order: the trigger is checked more than once a second, and its event is sent immediately.
     let (mut run, mut first, mut trigger, mut second) = (None, None, None, None);
     while run.is_none() || first.is_none() || trigger.is_none() || second.is_none() {
         let event = watching.any();
         let decodes = event["tok_s"].as_f64() > Some(10.0);
         match event["event"].as_str() {
             Some("run") => run = Some(event),
-            Some("first_token") => first = Some(event),
-            Some("trigger") => trigger = trigger.or(Some(event)),
+            Some("first_token") => {
+                assert!(run.is_some(), "before its run: {event}");
+                first = Some(event);
+            }
+            Some("trigger") => {
+                assert!(run.is_some() && first.is_some(), "before its run and its first token: {event}");
+                assert!(
+                    event["tokens"].as_u64() >= Some(16),
+                    "the run's state is not the trigger's: {event}"
+                );
+                trigger = trigger.or(Some(event));
+            }
             Some("second") if decodes => second = Some(event),
             _ => {}
         }

@@ -22,6 +22,7 @@ impl Service<'_> {
 
     /// Takes what recorders have reported.
     pub(super) fn react(&mut self) {
+        self.watch_begins();
         for reported in std::mem::take(&mut self.supervisor.reported) {
             match reported {
                 Reported::Engine(pid, build_id) => self.affinity.engine(pid, build_id),
@@ -59,17 +60,31 @@ impl Service<'_> {
         }
     }
 
+    /// Somebody watches, or there are triggers: their causes are those of the second before.
+    fn is_watched(&self) -> bool {
+        let triggers = |rule: &Rule| rule.below.is_some() || rule.p99_above.is_some();
+        self.control.watchers() > 0 || self.settings.rules.iter().any(triggers)
+    }
+
+    /// Shows that runs begin or have their first token, before anything else that is told of them.
+    pub(super) fn watch_begins(&mut self) {
+        if self.is_watched() {
+            for line in self.watch.progress(self.supervisor.runs(), usage::now()) {
+                self.control.show(&line);
+            }
+        }
+    }
+
     /// Once a second: looks at the engines' CPUs, and shows what happened in that second to those who watch.
     pub(super) fn watch_runs(&mut self) {
+        self.watch_begins();
         self.affinity.look(usage::now());
         self.tell_affinity();
-        let triggers = |rule: &Rule| rule.below.is_some() || rule.p99_above.is_some();
-        // A trigger's causes are those of the second before it.
-        if self.control.watchers() == 0 && !self.settings.rules.iter().any(triggers) {
+        if !self.is_watched() {
             return self.watch.forget();
         }
         let set = self.affinity.status();
-        for line in self.watch.second(self.supervisor.runs(), &set) {
+        for line in self.watch.second(self.supervisor.runs(), &set, usage::now()) {
             self.control.show(&line);
         }
     }
