@@ -92,14 +92,14 @@ mod tests {
         }
     }
 
-    /// Where the processes below a shell with this script are seen, within five seconds.
-    fn seen(script: &str) -> Placement {
+    /// Where the processes below a shell with this script are seen, by at most so many looks in 10 ms each.
+    fn seen(script: &str, looks: u32) -> Placement {
         let mut command = std::process::Command::new("sh");
         command.args(["-c", script]).stdout(std::process::Stdio::null()).process_group(0);
         let shell = Group(command.spawn().expect("a shell"));
         let mut placement = Placement::default();
         // It may need a moment to begin, and does not run in every moment.
-        for _ in 0..500 {
+        for _ in 0..looks {
             placement.searched = None;
             placement.look(shell.0.id());
             if !placement.seen.is_empty() {
@@ -112,7 +112,7 @@ mod tests {
 
     #[test]
     fn a_grandchild_that_computes_is_seen() {
-        let placement = seen("(yes; :) & wait");
+        let placement = seen("(yes; :) & wait", 500);
         assert!(!placement.seen.is_empty());
         assert!(placement.outside(&placement.seen.iter().copied().collect::<Vec<_>>()).is_empty());
         assert_eq!(placement.outside(&[]).len(), placement.seen.len());
@@ -120,6 +120,6 @@ mod tests {
 
     #[test]
     fn a_child_before_its_exec_is_not() {
-        assert!(seen("(while :; do :; done) & sleep 0.5; exit").seen.is_empty());
+        assert!(seen("(while :; do :; done) & wait", 50).seen.is_empty());
     }
 }
