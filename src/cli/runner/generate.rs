@@ -9,6 +9,7 @@ use common::plain::{Json, hides};
 use ggml::gguf::reader::Gguf;
 use memmap2::Mmap;
 use runner::engine::{EngineSettings, RunnerEngine, greedy};
+use runner::optimise::Steps;
 use runner::tokenizer::{Tokenizer, Utf8Stream};
 use serde_json::json;
 use std::io::{self, IsTerminal, Read, Write};
@@ -113,8 +114,15 @@ fn run(args: &Args) -> Result<ExitCode> {
     let model = Arc::new(request.chosen.load()?);
     let threads = request.chosen.threads;
     let pin = request.chosen.pin;
-    let settings =
-        EngineSettings { context, threads, decode_threads: threads, pin, two_backends: false, truth: None };
+    let settings = EngineSettings {
+        context,
+        threads,
+        decode_threads: threads,
+        pin,
+        two_backends: false,
+        steps: Steps::ALL,
+        truth: None,
+    };
     let mut engine = RunnerEngine::new(model, settings)?;
     let outcome = generate(&mut engine, &tokenizer, &mut request, prompt)?;
     print(&request, &outcome)?;

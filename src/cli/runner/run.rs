@@ -3,14 +3,16 @@
 use super::model::{self, ModelArgs};
 use super::random::Random;
 use super::roofline::{Figures, MeasuredPhase, Share, rounded};
-use crate::cli::args::{Args, Command, Flag, FlagGroup, Usage};
+use crate::cli::args::{Args, Choice, Command, Flag, FlagGroup, Usage};
 use crate::cli::output::{self, FORCE, OutputRules, Overwrite, SHARED};
-use crate::cli::values::{parsed, whole};
+use crate::cli::values::{choice, parsed, whole};
 use anyhow::{Context, Result, bail};
 use common::plain::clean;
 use runner::compute::Slow;
 use runner::engine::{EngineSettings, RunnerEngine, UBATCH, greedy};
 use runner::model::{Model, memory};
+use runner::optimise::dump::Stage;
+use runner::optimise::{Report, Steps};
 use runner::truth::{IDS_HEAD, Truth};
 use serde::Serialize;
 use std::io::{self, Write};
@@ -72,12 +74,29 @@ const FLAGS: FlagGroup = FlagGroup {
             "Slow down an op by a share of its time, e.g. ffn_up-{L}:5% (in all layers), ffn_up-3:5% or \
              MUL_MAT:5%, to test whether a profiler finds it",
         ),
+        Flag::value(
+            "ablate",
+            "LIST",
+            "Switch off steps that the graph goes through before it runs, to measure their effect: shapes, fold, \
+             cse, dead, fuse, plan",
+        ),
+        Flag::value(
+            "graph-dump",
+            "WHEN",
+            "Print the graph that decodes a token as DOT instead of running it",
+        )
+        .one_of::<Stage>(),
         Flag::switch("no-roofline", "Skip measuring the machine's peaks, which takes some seconds"),
         Flag::value("logits", "FILE", "Write the logits of the prompt's last token, as 32-bit floats"),
         FORCE,
         Flag::switch("json", "Print one JSON object"),
     ],
 };
+
+impl Choice for Stage {
+    const ALL: &'static [(&'static str, &'static str, Self)] =
+        &[("before", "as it is built", Self::Before), ("after", "as it runs", Self::After)];
+}
 
 /// What the user asked for.
 struct RunArgs {
@@ -97,6 +116,8 @@ struct RunArgs {
     /// What to do with existing files.
     over: Overwrite,
     slow: Option<Slow>,
+    steps: Steps,
+    dump: Option<Stage>,
     roofline: bool,
     json: bool,
 }
@@ -148,11 +169,18 @@ fn run(args: &Args) -> Result<ExitCode> {
         decode_threads: request.decode_threads,
         pin: request.chosen.pin,
         two_backends: request.two_backends,
+        steps: request.steps,
         truth: truth.clone(),
     };
     let mut engine = RunnerEngine::new(Arc::clone(&model), settings)?;
     if let Some(slow) = request.slow.clone() {
         engine.slow_down(slow).context("--slow")?;
+    }
+    if let Some(stage) = request.dump {
+        let mut out = io::stdout().lock();
+        out.write_all(engine.dump(stage).as_bytes())?;
+        out.flush()?;
+        return Ok(ExitCode::SUCCESS);
     }
     let tokens = prompt(&request, model.weights.vocab());
     let mut times = Times::default();
@@ -188,7 +216,7 @@ fn run(args: &Args) -> Result<ExitCode> {
         },
     ];
     let shares = if request.roofline { shares(&mut engine, &tests)? } else { [None, None] };
-    print(&request, &model, &tests, &shares, &generated)?;
+    print(&request, &engine, &tests, &shares, &generated)?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -233,6 +261,8 @@ fn parse(args: &Args) -> Result<RunArgs> {
         logits: args.path("logits")?,
         over: Overwrite::of(args),
         slow: args.option("slow", parsed)?,
+        steps: args.option("ablate", parsed)?.unwrap_or_default(),
+        dump: args.option("graph-dump", choice)?,
         roofline: !args.flag("no-roofline"),
         json: args.flag("json"),
         chosen,
@@ -331,6 +361,7 @@ struct Answer<'a> {
     weight_bytes: u64,
     isa: String,
     placement: String,
+    graph: &'a Report,
     prefill: Measured,
     decode: Measured,
     tokens: &'a [i32],
@@ -360,11 +391,12 @@ impl Measured {
 
 fn print(
     r: &RunArgs,
-    model: &Model,
+    engine: &RunnerEngine,
     tests: &[Test; 2],
     shares: &[Option<Share>; 2],
     generated: &[i32],
 ) -> Result<()> {
+    let model = engine.model();
     let name = r.chosen.path.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let mut out = io::stdout().lock();
     if r.json {
@@ -375,6 +407,7 @@ fn print(
             weight_bytes: model.weights.bytes,
             isa: r.chosen.isa.to_string(),
             placement: model.weights.placement.to_string(),
+            graph: engine.report(),
             prefill,
             decode,
             tokens: generated,
@@ -400,6 +433,7 @@ fn print(
     }
     let ids: Vec<String> = generated.iter().map(i32::to_string).collect();
     writeln!(out, "\ntokens: {}", ids.join(" "))?;
+    writeln!(out, "{}", engine.report())?;
     for share in shares.iter().flatten() {
         writeln!(out, "{}", share.line())?;
     }
