@@ -12,6 +12,7 @@ pub mod steps;
 mod cse;
 mod dead;
 pub(crate) mod fixed;
+mod fold;
 pub(crate) mod fuse;
 mod kinds;
 #[cfg(test)]
@@ -24,11 +25,14 @@ pub use steps::{Step, Steps};
 
 use super::abi::{GgmlTensor, Op};
 use fixed::Tensors;
+use fold::Folded;
 use plan::Places;
 
 /// What becomes of a tensor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 struct Fate {
+    /// It has been computed.
+    folded: bool,
     /// Nothing needs it.
     dead: bool,
     /// The earlier node that it equals.
@@ -41,13 +45,14 @@ impl Fate {
     /// Not in the graph that runs.
     fn is_gone(&self) -> bool {
         // What equals an earlier node is dead as long as its users use that one.
-        if self.kept.is_some() { self.merged } else { self.dead }
+        self.folded || if self.kept.is_some() { self.merged } else { self.dead }
     }
 }
 
 /// The decisions about a graph.
 pub struct Optimiser {
     fates: Vec<Fate>,
+    folded: Vec<Folded>,
     places: Places,
     fuse: bool,
     pub report: Report,
@@ -58,9 +63,10 @@ impl Optimiser {
     /// tensors in `keep` are used from outside.
     ///
     /// # Safety
-    /// The sources of the tensors must be live tensors.
+    /// The sources of the tensors must be live tensors; weights must have data and stay as they are.
     pub(crate) unsafe fn new(tensors: &mut Tensors, keep: &[*mut GgmlTensor], steps: Steps) -> Self {
         let mut report = Report::new(steps);
+        let built = tensors.iter().filter(|t| t.op != Op::NONE).count();
         let mut fates = vec![Fate::default(); tensors.len()];
         let mut step = |step: Step, run: &mut dyn FnMut() -> Result<(), String>| {
             steps.has(step) && run().map_err(|why| report.leave_out(step, why)).is_ok()
@@ -69,6 +75,12 @@ impl Optimiser {
         step(Step::Shapes, &mut || {
             // SAFETY: guaranteed by the caller.
             checked = unsafe { shapes::check(tensors)? };
+            Ok(())
+        });
+        let mut folded = Vec::new();
+        step(Step::Fold, &mut || {
+            // SAFETY: guaranteed by the caller.
+            folded = unsafe { fold::find(tensors, &mut fates)? };
             Ok(())
         });
         step(Step::Cse, &mut || cse::find(tensors, &mut fates));
@@ -82,17 +94,17 @@ impl Optimiser {
             Ok(())
         });
         let nodes = || tensors.iter().zip(&fates).filter(|(t, _)| t.op != Op::NONE).map(|(_, fate)| fate);
-        report.checked = checked;
-        report.built = nodes().count();
+        (report.checked, report.built, report.folded) = (checked, built, folded.len());
         report.nodes = nodes().filter(|f| !f.is_gone()).count();
         report.shared = nodes().filter(|f| f.merged).count();
         report.dead = nodes().filter(|f| f.dead && !f.merged).count();
         (report.bytes, report.bytes_apart) = (places.bytes, bytes_apart);
-        Self { fates, places, fuse, report }
+        Self { fates, folded, places, fuse, report }
     }
 
     /// Applies the decisions to a graph of the same structure.
     pub(crate) fn apply(&mut self, tensors: &mut Tensors) {
+        self.folded.iter().for_each(|f| f.apply(tensors));
         cse::apply(tensors, &mut self.fates);
     }
 
@@ -148,7 +160,7 @@ mod tests {
         assert_eq!(less.bytes, less.bytes_apart);
         let unknown = of(Steps::ALL, Op::CONCAT);
         let left: Vec<&str> = unknown.left_out.iter().map(|l| l.step).collect();
-        assert_eq!(left, ["shapes", "cse", "dead", "fuse", "plan"]);
+        assert_eq!(left, ["shapes", "fold", "cse", "dead", "fuse", "plan"]);
         assert!(unknown.left_out.iter().all(|l| l.why == "CONCAT 'lost' is an unknown op"));
         assert_eq!((unknown.nodes, unknown.bytes), (5, unknown.bytes_apart));
         let none = of(Steps::NONE, Op::CONCAT);
