@@ -17,6 +17,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use runner::engine::{EngineSettings, RunnerEngine, greedy};
 use runner::kernels::Isa;
 use runner::model::{Model, Placement};
+use runner::optimise::Steps;
 
 struct Counting;
 
@@ -64,6 +65,7 @@ fn engine(preset: &str, threads: usize) -> RunnerEngine {
         decode_threads: threads,
         pin: false,
         two_backends: false,
+        steps: Steps::ALL,
         truth: None,
     };
     RunnerEngine::new(Arc::new(model), settings).expect("an engine")

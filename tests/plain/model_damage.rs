@@ -7,6 +7,7 @@ use proptest::prelude::*;
 use runner::engine::{EngineSettings, RunnerEngine, greedy};
 use runner::kernels::Isa;
 use runner::model::{Model, Placement};
+use runner::optimise::Steps;
 use runner::synth::presets::{Arch, ExpertPreset, Preset};
 use runner::synth::{self, DEFAULT_SEED, ModelSpec};
 use runner::tokenizer::Tokenizer;
@@ -69,6 +70,7 @@ fn run_path(path: &Path, placement: Placement) -> Result<(), String> {
         decode_threads: 1,
         pin: false,
         two_backends: false,
+        steps: Steps::ALL,
         truth: None,
     };
     let mut engine = RunnerEngine::new(Arc::new(model), settings).map_err(|e| told(&e))?;

@@ -18,6 +18,7 @@ use runner::abi::{GgmlTensor, accessors};
 use runner::engine::{EngineSettings, RunnerEngine};
 use runner::kernels::Isa;
 use runner::model::{Model, Placement};
+use runner::optimise::Steps;
 use serde_json::Value;
 
 const ENGINE: &str = "b11549";
@@ -219,6 +220,8 @@ fn settings(threads: usize) -> EngineSettings {
         decode_threads: threads,
         pin: false,
         two_backends: false,
+        // The graph as it is built.
+        steps: Steps::NONE,
         truth: None,
     }
 }

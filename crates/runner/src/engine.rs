@@ -8,6 +8,8 @@ use super::compute::{self, Slow};
 use super::model::cache::{CHUNK, Cache, CacheError};
 use super::model::graph::{BufferError, Built, GraphSize, ModelGraph};
 use super::model::{Model, ModelError};
+use super::optimise::dump::Stage;
+use super::optimise::{Report, Steps};
 use super::pool::sched::ComputeError;
 use super::pool::{BackendSched, Context, Functions, PoolError, Threads};
 use super::truth::Truth;
@@ -62,6 +64,8 @@ pub struct EngineSettings {
     /// Pins each thread to its own CPU.
     pub pin: bool,
     pub two_backends: bool,
+    /// What the graph goes through before it runs.
+    pub steps: Steps,
     /// The engine's own timing record.
     pub truth: Option<Arc<Truth>>,
 }
@@ -125,8 +129,9 @@ impl RunnerEngine {
         let tokens = UBATCH.min(context);
         let most_rows = most_rows.clamp(1, tokens);
         let most = GraphSize { tokens, positions: context, outputs: most_rows };
-        let graph = ModelGraph::new(&model, &cache, most, settings.threads)?;
+        let graph = ModelGraph::new(&model, &cache, most, settings.threads, settings.steps)?;
         let threads = Threads::new(settings.threads, settings.pin, functions())?;
+        threads.fuse(graph.fuses());
         if let Some(truth) = &settings.truth {
             threads.record(Arc::clone(truth));
         }
@@ -174,6 +179,17 @@ impl RunnerEngine {
     /// The graph of a shape that fits the context, without running it.
     pub(super) fn graph_of(&mut self, shape: GraphSize) -> Built {
         self.graph.get(&self.model, &self.cache, shape)
+    }
+
+    /// What the steps did to the graph.
+    pub fn report(&self) -> &Report {
+        self.graph.report()
+    }
+
+    /// The graph that decodes one token, as DOT.
+    pub fn dump(&mut self, stage: Stage) -> String {
+        let shape = GraphSize { tokens: 1, positions: CHUNK.min(self.context()), outputs: 1 };
+        self.graph.dump(&self.model, &self.cache, shape, stage)
     }
 
     /// Capacity of the context in tokens.

@@ -6,6 +6,7 @@ pub mod bench;
 pub mod compute;
 pub mod engine;
 pub mod model;
+pub mod optimise;
 pub mod parts;
 pub mod pool;
 pub mod quality;

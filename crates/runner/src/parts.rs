@@ -21,25 +21,6 @@ impl Default for KernelParts {
     }
 }
 
-impl KernelParts {
-    /// Their names.
-    pub const NAMES: [&'static str; 5] = ["layout", "hugepages", "uint4", "prefetch", "attention"];
-
-    /// Leaves out the part of this name; `false`: there is none.
-    pub fn leave_out(&mut self, name: &str) -> bool {
-        let part = match name {
-            "layout" => &mut self.layout,
-            "hugepages" => &mut self.hugepages,
-            "uint4" => &mut self.uint4,
-            "prefetch" => &mut self.prefetch,
-            "attention" => &mut self.attention,
-            _ => return false,
-        };
-        *part = false;
-        true
-    }
-}
-
 /// Rows of Q4_0 as rows of Q8_0 with the same values: the scale stays, and an integer becomes a byte.
 pub fn q4_0_as_bytes(rows: &[u8]) -> Vec<u8> {
     let mut out = Vec::with_capacity(rows.len() / 18 * 34);
@@ -56,15 +37,6 @@ pub fn q4_0_as_bytes(rows: &[u8]) -> Vec<u8> {
 mod tests {
     use super::*;
     use ggml::quant::{TensorType, decode};
-
-    #[test]
-    fn each_name_leaves_out_its_part() {
-        for name in KernelParts::NAMES {
-            let mut parts = KernelParts::default();
-            assert!(parts.leave_out(name) && parts != KernelParts::default(), "{name}");
-        }
-        assert!(!KernelParts::default().leave_out("fuse"));
-    }
 
     #[test]
     fn bytes_have_the_same_values() {

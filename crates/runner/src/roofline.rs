@@ -120,6 +120,7 @@ mod tests {
     use super::super::kernels::Isa;
     use super::super::model::Model;
     use super::super::model::weights::Placement;
+    use super::super::optimise::Steps;
     use super::super::synth::{self, DEFAULT_SEED, ModelSpec, presets, tensors};
     use super::*;
     use ggml::quant::TensorType;
@@ -139,6 +140,7 @@ mod tests {
             decode_threads: 1,
             pin: false,
             two_backends: false,
+            steps: Steps::ALL,
             truth: None,
         };
         RunnerEngine::new(Arc::new(model), settings).expect("memory")

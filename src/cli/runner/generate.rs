@@ -8,6 +8,7 @@ use anyhow::{Context, Result, bail};
 use common::plain::{Json, hides};
 use ggml::gguf::reader::Gguf;
 use runner::engine::{EngineSettings, RunnerEngine, greedy};
+use runner::optimise::Steps;
 use runner::tokenizer::{Tokenizer, Utf8Stream};
 use serde_json::json;
 use std::io::{self, IsTerminal, Read, Write};
@@ -110,8 +111,15 @@ fn run(args: &Args) -> Result<ExitCode> {
     let threads = request.chosen.threads;
     request.chosen.choose_readings(&model, threads)?;
     let pin = request.chosen.pin;
-    let settings =
-        EngineSettings { context, threads, decode_threads: threads, pin, two_backends: false, truth: None };
+    let settings = EngineSettings {
+        context,
+        threads,
+        decode_threads: threads,
+        pin,
+        two_backends: false,
+        steps: Steps::ALL,
+        truth: None,
+    };
     let mut engine = RunnerEngine::new(model, settings)?;
     let outcome = generate(&mut engine, &tokenizer, &mut request, prompt)?;
     print(&request, &outcome)?;

@@ -3,16 +3,17 @@
 use super::model::{self, ModelArgs};
 use super::random::Random;
 use super::roofline::{Figures, MeasuredPhase, Share, rounded};
-use crate::cli::args::{Args, Command, Flag, FlagGroup, Usage};
+use crate::cli::args::{Args, Choice, Command, Flag, FlagGroup, Usage};
 use crate::cli::output::{self, FORCE, OutputRules, Overwrite, SHARED};
-use crate::cli::values::{parsed, whole};
+use crate::cli::values::{choice, parsed, whole};
 use anyhow::{Context, Result, bail};
 use common::plain::clean;
 use runner::compute::Slow;
 use runner::engine::{EngineSettings, RunnerEngine, UBATCH, greedy};
 use runner::kernels::Reading;
 use runner::model::{Model, memory};
-use runner::parts::KernelParts;
+use runner::optimise::dump::Stage;
+use runner::optimise::{Report, Steps};
 use runner::reading::{ReadingChoice, TypeReading};
 use runner::truth::{IDS_HEAD, Truth};
 use serde::Serialize;
@@ -77,16 +78,27 @@ const FLAGS: FlagGroup = FlagGroup {
         ),
         Flag::value(
             "ablate",
-            "PART,...",
-            "Leave out parts of the kernels, to show what each gains: layout, hugepages, uint4 (Q4_0 only), prefetch, \
-             attention",
+            "LIST",
+            "Switch off parts, to measure what each gains: shapes, fold, cse, dead, fuse, plan (steps that the graph \
+             goes through before it runs); layout, hugepages, uint4 (Q4_0 only), prefetch, attention (of the kernels)",
         ),
+        Flag::value(
+            "graph-dump",
+            "WHEN",
+            "Print the graph that decodes a token as DOT instead of running it",
+        )
+        .one_of::<Stage>(),
         Flag::switch("no-roofline", "Skip measuring the machine's peaks, which takes some seconds"),
         Flag::value("logits", "FILE", "Write the logits of the prompt's last token, as 32-bit floats"),
         FORCE,
         Flag::switch("json", "Print one JSON object"),
     ],
 };
+
+impl Choice for Stage {
+    const ALL: &'static [(&'static str, &'static str, Self)] =
+        &[("before", "as it is built", Self::Before), ("after", "as it runs", Self::After)];
+}
 
 /// What the user asked for.
 struct RunArgs {
@@ -106,6 +118,8 @@ struct RunArgs {
     /// What to do with existing files.
     over: Overwrite,
     slow: Option<Slow>,
+    steps: Steps,
+    dump: Option<Stage>,
     roofline: bool,
     json: bool,
 }
@@ -161,11 +175,18 @@ fn run(args: &Args) -> Result<ExitCode> {
         decode_threads: request.decode_threads,
         pin: request.chosen.pin,
         two_backends: request.two_backends,
+        steps: request.steps,
         truth: truth.clone(),
     };
     let mut engine = RunnerEngine::new(Arc::clone(&model), settings)?;
     if let Some(slow) = request.slow.clone() {
         engine.slow_down(slow).context("--slow")?;
+    }
+    if let Some(stage) = request.dump {
+        let mut out = io::stdout().lock();
+        out.write_all(engine.dump(stage).as_bytes())?;
+        out.flush()?;
+        return Ok(ExitCode::SUCCESS);
     }
     let tokens = prompt(&request, model.weights.vocab());
     let mut times = Times::default();
@@ -201,7 +222,7 @@ fn run(args: &Args) -> Result<ExitCode> {
         },
     ];
     let shares = if request.roofline { shares(&mut engine, &tests)? } else { [None, None] };
-    print(&request, &model, &tests, (&shares, &readings), &generated)?;
+    print(&request, &engine, &tests, (&shares, &readings), &generated)?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -230,20 +251,10 @@ fn account(r: &RunArgs, model: &Model, prompt: usize) -> Result<Arc<Truth>> {
     Truth::new(r.chosen.threads, spans, ops, chosen).map(Arc::new).context(none)
 }
 
-/// The parts that are left after those in a list were left out.
-fn parts_without(list: &str) -> Result<KernelParts, String> {
-    let mut parts = KernelParts::default();
-    match list.split(',').map(str::trim).find(|name| !parts.leave_out(name)) {
-        Some(name) => {
-            Err(format!("no part is named '{name}': give some of {}", KernelParts::NAMES.join(",")))
-        }
-        None => Ok(parts),
-    }
-}
-
 fn parse(args: &Args) -> Result<RunArgs> {
     let mut chosen = ModelArgs::read(args)?;
-    chosen.parts = args.option("ablate", parts_without)?.unwrap_or_default();
+    let steps: Steps = args.option("ablate", parsed)?.unwrap_or_default();
+    chosen.parts = steps.parts();
     let request = RunArgs {
         prompt: args.needed("prompt", whole(0, u64::MAX))?,
         tokens: args.option("tokens", ids)?,
@@ -258,6 +269,8 @@ fn parse(args: &Args) -> Result<RunArgs> {
         logits: args.path("logits")?,
         over: Overwrite::of(args),
         slow: args.option("slow", parsed)?,
+        steps,
+        dump: args.option("graph-dump", choice)?,
         roofline: !args.flag("no-roofline"),
         json: args.flag("json"),
         chosen,
@@ -356,6 +369,7 @@ struct Answer<'a> {
     weight_bytes: u64,
     isa: String,
     placement: String,
+    graph: &'a Report,
     prefill: Measured,
     decode: Measured,
     /// How decoding reads the weights, by their type.
@@ -387,11 +401,12 @@ impl Measured {
 
 fn print(
     r: &RunArgs,
-    model: &Model,
+    engine: &RunnerEngine,
     tests: &[Test; 2],
     (shares, readings): (&[Option<Share>; 2], &[TypeReading]),
     generated: &[i32],
 ) -> Result<()> {
+    let model = engine.model();
     let name = r.chosen.path.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let mut out = io::stdout().lock();
     if r.json {
@@ -402,6 +417,7 @@ fn print(
             weight_bytes: model.weights.bytes,
             isa: r.chosen.isa.to_string(),
             placement: model.weights.placement.to_string(),
+            graph: engine.report(),
             prefill,
             decode,
             readings,
@@ -428,6 +444,7 @@ fn print(
     }
     let ids: Vec<String> = generated.iter().map(i32::to_string).collect();
     writeln!(out, "\ntokens: {}", ids.join(" "))?;
+    writeln!(out, "{}", engine.report())?;
     for share in shares.iter().flatten() {
         writeln!(out, "{}", share.line())?;
     }

@@ -7,6 +7,7 @@ use crate::cli::values::whole;
 use anyhow::{Context, Result, bail};
 use runner::engine::{EngineSettings, MAX_CONTEXT, RunnerEngine};
 use runner::model::Model;
+use runner::optimise::Steps;
 use runner::quality::{self, PositionScore, TextChunks};
 use runner::tokenizer::Tokenizer;
 use std::fs::File;
@@ -117,8 +118,15 @@ pub fn engine(model: Model, chosen: &ModelArgs, context: usize) -> Result<Runner
         );
     }
     let (threads, pin) = (chosen.threads, chosen.pin);
-    let settings =
-        EngineSettings { context, threads, decode_threads: threads, pin, two_backends: false, truth: None };
+    let settings = EngineSettings {
+        context,
+        threads,
+        decode_threads: threads,
+        pin,
+        two_backends: false,
+        truth: None,
+        steps: Steps::ALL,
+    };
     Ok(RunnerEngine::with_rows(Arc::new(model), settings, ROWS)?)
 }
 

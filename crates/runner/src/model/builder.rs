@@ -37,6 +37,14 @@ pub struct Inputs {
     pub outputs: NodePtr,
 }
 
+impl Inputs {
+    /// All of them.
+    pub(super) fn all(&self) -> [NodePtr; 7] {
+        let window = self.window_mask.unwrap_or(null());
+        [self.tokens, self.positions, self.key_rows, self.value_rows, self.mask, window, self.outputs]
+    }
+}
+
 /// Builds one graph into a space.
 pub(super) struct GraphBuilder<'a> {
     pub space: &'a mut Space,

@@ -7,8 +7,12 @@ use super::cache::Cache;
 use super::space::{NodePtr, Space};
 use super::{Model, weights::Weights};
 use crate::abi::{self, GgmlTensor, Op};
-use crate::compute::{self, NodeState, Slow, Weight, WorkSizes};
-use crate::kernels::{ActivationFormat, Isa};
+use crate::compute::{self, Slow, Weight, WorkSizes};
+use crate::kernels::Isa;
+use crate::optimise::dump::{self, Stage};
+use crate::optimise::fuse::Sharing;
+use crate::optimise::{Optimiser, Report, Steps};
+use crate::pool::graph::{fused_pairs, is_fused};
 use memmap2::MmapMut;
 
 /// Not enough memory for the tensors of a graph.
@@ -19,6 +23,7 @@ pub struct BufferError(usize);
 /// A model's graph and the memory of its tensors.
 pub struct ModelGraph {
     space: Space,
+    steps: Optimiser,
     buffer: MmapMut,
     /// Sufficient for every graph no larger than the planned one.
     work: WorkSizes,
@@ -36,22 +41,66 @@ pub struct Built {
 }
 
 impl ModelGraph {
-    /// A graph of at most the sizes in `most`, on at most `threads` threads.
+    /// A graph of at most the sizes in `most`, on at most `threads` threads, which goes through `steps`.
     ///
     /// # Errors
     /// Not enough memory.
-    pub fn new(model: &Model, cache: &Cache, most: GraphSize, threads: usize) -> Result<Self, BufferError> {
+    pub fn new(
+        model: &Model,
+        cache: &Cache,
+        most: GraphSize,
+        threads: usize,
+        steps: Steps,
+    ) -> Result<Self, BufferError> {
         let used = model.params.experts.map_or(0, |e| e.used);
         let capacity = model.params.layers * (LAYER_TENSORS + 2 * used) + OTHER_TENSORS;
         let mut space = Space::new(capacity, model.isa);
-        build(&mut space, model, cache, most);
-        let bytes = space.plan();
+        let (inputs, _) = build(&mut space, model, cache, most);
+        // SAFETY: the sources are of the space, the weights and the cache.
+        let mut steps = unsafe { Optimiser::new(space.tensors(), &inputs.all(), steps) };
+        space.retain(&steps);
+        let bytes = steps.bytes();
         let work = space.nodes().iter().map(|n| work(*n, threads)).fold(WorkSizes::default(), WorkSizes::max);
-        let buffer = MmapMut::map_anon(bytes.max(1)).map_err(|_| BufferError(bytes))?;
+        let mut buffer = MmapMut::map_anon(bytes.max(1)).map_err(|_| BufferError(bytes))?;
         // A kernel without huge pages provides small ones.
         #[cfg(target_os = "linux")]
         let _ = buffer.advise(memmap2::Advice::HugePage);
-        Ok(Self { space, buffer, work, built: None, slow: None })
+        if steps.fuses() {
+            steps.report.prepared = share_activations(&mut space);
+            let graph = space.finish(buffer.as_mut_ptr(), &steps, work);
+            // SAFETY: the space's own graph, and its nodes.
+            steps.report.fused = unsafe { fused_pairs(&*graph) };
+        }
+        Ok(Self { space, steps, buffer, work, built: None, slow: None })
+    }
+
+    /// What the steps did.
+    pub fn report(&self) -> &Report {
+        &self.steps.report
+    }
+
+    /// Whether the graph is to run with fused nodes.
+    pub fn fuses(&self) -> bool {
+        self.steps.fuses()
+    }
+
+    /// The graph of this shape as DOT.
+    pub fn dump(&mut self, model: &Model, cache: &Cache, shape: GraphSize, stage: Stage) -> String {
+        let graph = match stage {
+            Stage::After => self.get(model, cache, shape).graph,
+            Stage::Before => {
+                self.built = None;
+                build(&mut self.space, model, cache, shape);
+                self.space.finish(self.buffer.as_mut_ptr(), &self.steps, self.work)
+            }
+        };
+        let fuses = stage == Stage::After && self.fuses();
+        let title = format!("{}, {} token", model.params.arch.name(), shape.tokens);
+        // SAFETY: the space's own graph, whose sources are of the space, the weights and the cache.
+        unsafe {
+            let (graph, nodes) = (&*graph, (*graph).nodes());
+            dump::dot(&title, nodes, |i| fuses && is_fused(graph, nodes, i))
+        }
     }
 
     /// Bytes of the buffer and of the work memory for `threads` threads.
@@ -79,14 +128,18 @@ impl ModelGraph {
             return built;
         }
         let (inputs, logits) = build(&mut self.space, model, cache, shape);
-        share_activations(&mut self.space);
+        self.steps.apply(self.space.tensors());
+        self.space.retain(&self.steps);
+        if self.steps.fuses() {
+            share_activations(&mut self.space);
+        }
         if !model.parts.attention {
             plain_attention(&mut self.space);
         }
         if let Some(slow) = &self.slow {
             mark(&mut self.space, slow);
         }
-        let graph = self.space.finish(self.buffer.as_mut_ptr(), self.work);
+        let graph = self.space.finish(self.buffer.as_mut_ptr(), &self.steps, self.work);
         let built = Built { shape, graph, inputs, logits };
         self.built = Some(built);
         built
@@ -156,27 +209,21 @@ fn mark(space: &mut Space, slow: &Slow) {
     }
 }
 
-/// Products that use the same activations in the same format prepare them only once.
-fn share_activations(space: &mut Space) {
-    let mut held: Option<(*mut GgmlTensor, ActivationFormat)> = None;
+/// Products that use the same activations in the same format prepare them only once. Returns how many find them
+/// prepared.
+fn share_activations(space: &mut Space) -> usize {
+    let (mut sharing, mut found) = (Sharing::new(), 0);
     for i in 0..space.len() {
-        let Some(&node) = space.nodes().get(i) else { return };
-        // SAFETY: a node of the space.
-        let tensor = unsafe { &*node };
-        if tensor.op == Op::FLASH_ATTN_EXT {
-            held = None;
-        }
-        let Some(weight) = weight(tensor) else { continue };
-        // SAFETY: every product has activations, and a view's source is a node.
-        let root = unsafe {
-            let source = tensor.src[1];
-            if (*source).view_src.is_null() { source } else { (*source).view_src }
+        let Some(&node) = space.nodes().get(i) else { break };
+        // SAFETY: a node of the space; its sources are of the space and the weights.
+        let prepares = unsafe {
+            let tensor = &*node;
+            sharing.prepares(tensor, weight(tensor).map(Weight::format))
         };
-        let key = Some((root, weight.format()));
+        found += usize::from(!prepares);
         if let Some(state) = space.state(node) {
-            let state: &mut NodeState = state;
-            state.prepares = held != key;
+            state.prepares = prepares;
         }
-        held = key;
     }
+    found
 }

@@ -15,7 +15,7 @@ pub const FAILED: i32 = -1;
 pub const ALLOC_FAILED: i32 = -2;
 
 /// True if nodes `i` and `i + 1` of the graph run as one: RMS_NORM and a MUL that is its only user (as in GGML).
-fn is_fused(graph: &GgmlGraph, nodes: &[&GgmlTensor], i: usize) -> bool {
+pub(crate) fn is_fused(graph: &GgmlGraph, nodes: &[&GgmlTensor], i: usize) -> bool {
     let (Some(norm), Some(mul)) = (nodes.get(i), nodes.get(i + 1)) else { return false };
     if norm.op != Op::RMS_NORM || mul.op != Op::MUL || graph.use_counts.is_null() {
         return false;
@@ -28,6 +28,16 @@ fn is_fused(graph: &GgmlGraph, nodes: &[&GgmlTensor], i: usize) -> bool {
         && norm.flags & FLAG_OUTPUT == 0
         && norm.flags & mul.flags & FLAG_COMPUTE != 0
         && norm.ne == mul.ne
+}
+
+/// How many pairs of a graph's nodes run as one, if nodes are fused.
+///
+/// # Safety
+/// The graph's nodes must be live tensors.
+pub(crate) unsafe fn fused_pairs(graph: &GgmlGraph) -> usize {
+    // SAFETY: guaranteed by the caller.
+    let nodes = unsafe { graph.nodes() };
+    (0..nodes.len()).filter(|i| is_fused(graph, nodes, *i)).count()
 }
 
 /// Counts how many nodes use each node as a source, stores that in `counts`, and makes `counts` the graph's.
@@ -67,7 +77,7 @@ pub(super) fn thread(pool: &Pool, ith: usize) {
         threadpool: pool.as_ptr(),
         use_ref: false,
     };
-    let truth = pool.truth();
+    let (truth, fuse) = (pool.truth(), pool.fuse.load(Ordering::Relaxed));
     let mut i = 0;
     while let Some(node) = nodes.get(i) {
         let at = i;
@@ -75,7 +85,7 @@ pub(super) fn thread(pool: &Pool, ith: usize) {
         if node.is_nop() || node.is_empty() || node.flags & FLAG_COMPUTE == 0 {
             continue;
         }
-        let fused = is_fused(graph, nodes, at);
+        let fused = fuse && is_fused(graph, nodes, at);
         let tensor = (&raw const **node).cast_mut();
         // The clock is read before the call and before the barrier: a tracer's probes are on the first
         // instructions after these two readings, so that the entry into the kernel counts equally at both ends.

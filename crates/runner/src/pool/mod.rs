@@ -65,6 +65,8 @@ pub struct Pool {
     work: AtomicPtr<c_void>,
     work_size: AtomicUsize,
     stop: AtomicBool,
+    /// Whether nodes that can run as one do so.
+    fuse: AtomicBool,
     truth: OnceLock<Arc<Truth>>,
 }
 
@@ -95,6 +97,7 @@ impl Threads {
             work: AtomicPtr::default(),
             work_size: AtomicUsize::new(0),
             stop: AtomicBool::new(false),
+            fuse: AtomicBool::new(true),
             truth: OnceLock::new(),
         });
         let mut threads = Threads { pool, handles: Vec::with_capacity(n - 1) };
@@ -114,6 +117,11 @@ impl Threads {
     /// The pool itself.
     pub fn pool(&self) -> &Arc<Pool> {
         &self.pool
+    }
+
+    /// Whether RMS_NORM and the following MUL run as one, as they do at first.
+    pub fn fuse(&self, on: bool) {
+        self.pool.fuse.store(on, Ordering::Relaxed);
     }
 
     /// Makes the threads record when each op began and ended. Only the first call has an effect.
