@@ -1,6 +1,6 @@
 //! Common subexpressions: a node that computes what an earlier one has computed is replaced by that one.
 
-use super::Fate;
+use super::fate::Fate;
 use super::fixed::Tensors;
 use super::kinds::{Kind, kinds};
 use crate::abi::{FLAG_COMPUTE, FLAG_OUTPUT, GgmlTensor};

@@ -1,6 +1,6 @@
 //! Dead nodes: what neither a result of the graph nor a write to the cache needs.
 
-use super::Fate;
+use super::fate::Fate;
 use super::fixed::Tensors;
 use super::kinds::{Kind, kinds};
 use crate::abi::{FLAG_COMPUTE, FLAG_OUTPUT, GgmlTensor};

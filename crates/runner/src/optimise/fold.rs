@@ -2,7 +2,7 @@
 
 use std::ptr::null_mut;
 
-use super::Fate;
+use super::fate::Fate;
 use super::fixed::Tensors;
 use super::kinds::{Kind, kinds};
 use crate::abi::{ComputeParams, FLAG_COMPUTE, FLAG_OUTPUT, GgmlTensor, GgmlType, Op};

@@ -11,6 +11,7 @@ pub mod steps;
 
 mod cse;
 mod dead;
+mod fate;
 pub(crate) mod fixed;
 mod fold;
 pub(crate) mod fuse;
@@ -24,30 +25,10 @@ pub use report::Report;
 pub use steps::{Step, Steps};
 
 use super::abi::{GgmlTensor, Op};
+use fate::Fate;
 use fixed::Tensors;
 use fold::Folded;
 use plan::Places;
-
-/// What becomes of a tensor.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-struct Fate {
-    /// It has been computed.
-    folded: bool,
-    /// Nothing needs it.
-    dead: bool,
-    /// The earlier node that it equals.
-    kept: Option<usize>,
-    /// Its users use that one, at the current sizes.
-    merged: bool,
-}
-
-impl Fate {
-    /// Not in the graph that runs.
-    fn is_gone(&self) -> bool {
-        // What equals an earlier node is dead as long as its users use that one.
-        self.folded || if self.kept.is_some() { self.merged } else { self.dead }
-    }
-}
 
 /// The decisions about a graph.
 pub struct Optimiser {

@@ -1,6 +1,6 @@
 //! Memory planning: where the data of each tensor lies in one buffer.
 
-use super::Fate;
+use super::fate::Fate;
 use super::fixed::Tensors;
 use super::kinds::kinds;
 use crate::abi::{FLAG_COMPUTE, FLAG_INPUT, GgmlTensor, Op};
