@@ -82,6 +82,7 @@ mod report_run;
 mod report_runs;
 mod report_trust;
 mod runner_cli;
+mod runner_graph;
 mod runner_llama;
 mod runner_models;
 mod runner_quality;
