@@ -1,5 +1,6 @@
 //! The figures of a run, from its trace: tokens per second of a phase, and whether the run was what was asked for.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 
 use analysis::attribution::energy::PrimaryEnergy;
@@ -13,6 +14,10 @@ use crate::tuner::command::Work;
 
 /// Fewer whole decode calls than this are no measurement.
 const LEAST_CALLS: usize = 8;
+/// A prompt's calls that are narrower than this share of its widest say little of its speed.
+const WIDE: f64 = 0.5;
+/// A CPU with a smaller share of the time of a phase's ops is not one that it ran on.
+const STRAY: f64 = 0.01;
 /// The standard error of a median of normal values over that of their mean, and the standard deviation over the median
 /// absolute deviation: sqrt(pi / 2) and 1 / 0.6745 (any textbook of statistics).
 const MEDIAN_ERROR: f64 = 1.2533;
@@ -54,8 +59,11 @@ impl Figures {
     /// The trace cannot be read.
     pub fn read(trace: &Path) -> Result<Figures, FiguresError> {
         let trace = Trace::open(trace).map_err(|e| FiguresError::Read(e.to_string()))?;
-        let options =
-            ReportOptions { tables: vec![By::Token, By::Energy], verdict: true, ..ReportOptions::default() };
+        let options = ReportOptions {
+            tables: vec![By::Token, By::Energy, By::Cpu],
+            verdict: true,
+            ..ReportOptions::default()
+        };
         let report = try_report(&trace, &options, &LoadProgress::default());
         Ok(Figures { report: report.map_err(|e| FiguresError::Read(e.to_string()))? })
     }
@@ -68,10 +76,7 @@ impl Figures {
         if !self.report.quality.complete {
             return Err(FiguresError::Incomplete(self.report.quality.verdict.clone()));
         }
-        let wanted = match work {
-            Work::Decode => Phase::Decode,
-            Work::Prefill => Phase::Prefill,
-        };
+        let wanted = phase_of(work);
         let phase = self.report.phases.iter().find(|p| p.phase == wanted);
         let phase = phase.ok_or_else(|| FiguresError::NoCalls(work.name(), self.why_none()))?;
         let rates = rates(phase, work);
@@ -120,6 +125,15 @@ impl Figures {
         outside
     }
 
+    /// CPUs on which ops of a phase started, and the threads that ran them; None: that was not recorded.
+    pub fn ran_on(&self, work: Work) -> Option<(BTreeSet<u32>, usize)> {
+        let wanted = phase_of(work);
+        let phase = self.report.phases.iter().find(|p| p.phase == wanted)?;
+        let table = phase.by_cpu.as_ref()?;
+        let some = table.cpus.iter().filter(|row| row.share >= STRAY);
+        Some((some.filter_map(|row| row.cpu.map(u32::from)).collect(), table.threads.len()))
+    }
+
     /// Build id of the engine's base library.
     pub fn engine(&self) -> Option<&str> {
         let modules = self.report.run.engines.iter().flat_map(|e| &e.modules);
@@ -160,17 +174,27 @@ impl Figures {
     }
 }
 
+fn phase_of(work: Work) -> Phase {
+    match work {
+        Work::Decode => Phase::Decode,
+        Work::Prefill => Phase::Prefill,
+    }
+}
+
 /// Tokens per second of each whole call. A decode step lasts until the next one begins, sampling included. The first
-/// call of each phase may be a warm-up: it is left out if there are others.
+/// call of each phase may be a warm-up: it is left out if there are others. Of prefill only the wide calls count: llama.cpp
+/// warms up with two tokens, and may compute the end of a prompt apart.
 fn rates(phase: &PhaseReport, work: Work) -> Vec<f64> {
     let mut rows: Vec<_> = phase.by_token.iter().flatten().collect();
     common::order::by_key(&mut rows, |r| (common::order::time(r.start_ns), r.seq));
+    let widest = rows.iter().filter_map(|row| row.tokens).max().unwrap_or(0);
+    let least = if work == Work::Prefill { widest as f64 * WIDE } else { 0.0 };
     let mut all = Vec::with_capacity(rows.len());
     for (i, row) in rows.iter().enumerate().filter(|(_, row)| !row.cut) {
         let next = rows.get(i + 1).filter(|next| next.seq == row.seq + 1 && next.pid == row.pid);
         let gap = next.and_then(|n| n.since_last_ns).filter(|gap| work == Work::Decode && *gap > 0);
         let ns = row.dur_ns.saturating_add_signed(gap.unwrap_or(0));
-        if let Some(tokens) = row.tokens.filter(|t| *t > 0 && ns > 0) {
+        if let Some(tokens) = row.tokens.filter(|t| *t > 0 && *t as f64 >= least && ns > 0) {
             all.push(tokens as f64 * 1e9 / ns as f64);
         }
     }
