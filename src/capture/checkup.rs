@@ -1,6 +1,8 @@
 //! Can ops be recorded on this machine, and in this target? Combines `features`, `privileges`, `examine` and
 //! `calibrate` into a verdict.
 
+use std::path::Path;
+
 use serde::Serialize;
 
 use crate::capture::backend::CaptureBackend;
@@ -25,7 +27,7 @@ use crate::host::check::{Check, CheckResult};
 use crate::host::diagnose::{self, Act};
 use crate::host::kconfig::Kconfig;
 use crate::host::privileges::Cap;
-use crate::host::{machine, privileges};
+use crate::host::{machine, privileges, sensors};
 
 /// Buffer of the trial load, bytes: the default of a recording.
 const BUFFER: u64 = 8 << 20;
@@ -120,6 +122,7 @@ pub fn checkup(ask: &Ask<'_>) -> Checkup {
     let mut kernel = features::kernel(&rights, !ask.no_probe, ask.btf);
     kernel.push(perf_events(&perf));
     kernel.push(features::config(Kconfig::read(&m.kernel).as_ref()));
+    kernel.push(sensors::offered(Path::new("/sys")));
     let (programs, cost) = match &backend {
         CaptureBackend::Bpf => programs(engines.first(), ask),
         CaptureBackend::Perf(_) => {

@@ -28,9 +28,10 @@ pub const COMMAND: Command = Command {
     about: "Check whether this machine and a target can be recorded, and what is missing",
     text: "\
 Tests what a recording needs: capabilities, bpf(), maps, programs, and probes on a function of its own. Loads the same
-programs as record and measures the current cost of one probe hit. For a target, shows the engines found, their name tables
-and layout, the expected probe points for tokens, graphs and ops, where in the function each probe would be placed and why,
-and what cannot be recorded. The target is only read, never probed. Works without root, and says what root would add.
+programs as record and measures the current cost of one probe hit. Names the source that joules per token would come
+from. For a target, shows the engines found, their name tables and layout, the expected probe points for tokens, graphs
+and ops, where in the function each probe would be placed and why, and what cannot be recorded. The target is only read,
+never probed. Works without root, and says what root would add.
 
 With --peaks, measures instead what the machine reaches: memory bandwidth and arithmetic by number of threads, each thread
 on its own core. Run nothing else at the same time. The result is kept for recordings of the next 180 days, in

@@ -104,7 +104,7 @@ impl AllowedCpus {
     /// The CPUs that a process may have, sorted; None: not known.
     pub fn of_process(&self, pid: u32) -> Option<Vec<u32>> {
         let online = cpus::parse(&text(&self.online)?)?;
-        let groups = text(&self.proc.join(pid.to_string()).join("cgroup"))?;
+        let groups = self.groups(pid)?;
         match cgroup::cpuset(&self.hierarchies, &groups).as_str() {
             "" => Some(online),
             set => {
@@ -114,10 +114,17 @@ impl AllowedCpus {
         }
     }
 
+    /// The groups of a process: none before any hierarchy is mounted, and none on a kernel without cgroups, which has no
+    /// such file. None: there is no such process.
+    fn groups(&self, pid: u32) -> Option<String> {
+        let process = self.proc.join(pid.to_string());
+        text(&process.join("cgroup")).or_else(|| process.join("stat").exists().then(String::new))
+    }
+
     /// Its CPU quota as a number of CPUs, the time for which its group was throttled so far (µs), and the group; None:
     /// there is no quota.
     pub fn quota(&self, pid: u32) -> Option<(f64, Option<u64>, String)> {
-        let groups = text(&self.proc.join(pid.to_string()).join("cgroup"))?;
+        let groups = self.groups(pid)?;
         let quota = cgroup::quota(&self.hierarchies, &groups)?;
         let cpus = quota.quota_us as f64 / quota.period_us as f64;
         Some((cpus, quota.throttling().throttled_us, quota.group))
@@ -168,5 +175,25 @@ mod tests {
         assert_eq!(of().quota(7), Some((1.5, Some(5), "/a".to_owned())));
         write("cg/a/cpuset.cpus.effective", "x\n");
         assert_eq!((of().of_process(7), of().of_process(8)), (None, None));
+    }
+
+    #[test]
+    fn without_cgroups_all_that_are_online_are_allowed() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let (proc, sys) = (dir.path().join("proc"), dir.path().join("sys"));
+        for process in ["self", "7", "8"] {
+            fs::create_dir_all(proc.join(process)).expect("a directory");
+        }
+        fs::create_dir_all(sys.join("devices/system/cpu")).expect("a directory");
+        fs::write(sys.join("devices/system/cpu/online"), "0-3\n").expect("written");
+        let of = |pid| AllowedCpus::of(&proc, &sys).of_process(pid);
+        // No hierarchy is mounted yet: the file is empty.
+        fs::write(proc.join("7/cgroup"), "").expect("written");
+        assert_eq!(of(7), None, "it has ended");
+        for process in ["7/stat", "8/stat"] {
+            fs::write(proc.join(process), "x").expect("written");
+        }
+        assert_eq!((of(7), of(8)), (Some(vec![0, 1, 2, 3]), Some(vec![0, 1, 2, 3])));
+        assert_eq!((of(9), AllowedCpus::of(&proc, &sys).quota(8)), (None, None));
     }
 }

@@ -119,6 +119,11 @@ fn without_probes_nothing_is_measured() {
     let kernel = v["kernel"].as_array().expect("checks");
     let uprobe = kernel.iter().find(|c| c["id"] == "uprobe").expect("a line about probes");
     assert_eq!(uprobe["state"], "skipped");
+    let energy = kernel.iter().find(|c| c["id"] == "energy").expect("a line about energy");
+    let (state, detail) = (energy["state"].as_str(), energy["detail"].as_str().expect("a text"));
+    let none = detail.starts_with("none, so joules per token are unknown");
+    assert_eq!(state, Some(if none { "optional" } else { "ok" }), "{detail}");
+    assert!(none || detail.contains("measured"), "{detail}");
 }
 
 /// A world-executable copy of the program, and the command to run it.

@@ -201,6 +201,19 @@ pub enum SensorOrigin {
     Model,
 }
 
+impl SensorOrigin {
+    /// In the order of preference; of sources that were recorded without their origin nothing is known.
+    pub const PREFERENCE: [SensorOrigin; 7] = [
+        SensorOrigin::Meter,
+        SensorOrigin::Device,
+        SensorOrigin::Estimate,
+        SensorOrigin::Package,
+        SensorOrigin::Rail,
+        SensorOrigin::Unknown,
+        SensorOrigin::Model,
+    ];
+}
+
 /// What a sensor measures, and the unit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum SensorKind {

@@ -78,6 +78,33 @@ fn a_board_shows_what_it_has_in_the_trace_units() {
 }
 
 #[test]
+fn the_source_to_be_preferred_is_named() {
+    use crate::host::check::CheckResult;
+    let tree = tempfile::tempdir().expect("a directory");
+    let root = tree.path().join("sys");
+    let says = || {
+        let check = offered(&root);
+        (check.state, check.detail)
+    };
+    let (state, detail) = says();
+    assert_eq!(state, CheckResult::Optional);
+    assert!(detail.starts_with("none, so joules per token are unknown"), "{detail}");
+    put(&root, "class/powercap/intel-rapl:0/name", "package-0\n");
+    put(&root, "class/powercap/intel-rapl:0/energy_uj", "7\n");
+    put(&root, "class/powercap/intel-rapl:1/name", "package-1\n");
+    put(&root, "class/powercap/intel-rapl:1/energy_uj", "7\n");
+    let packages = "package-0 + package-1, measured, of the processor package";
+    assert_eq!(says(), (CheckResult::Ok, packages.to_owned()));
+    put(&root, "class/power_supply/battery/type", "Battery\n");
+    put(&root, "class/power_supply/battery/status", "Discharging\n");
+    put(&root, "class/power_supply/battery/power_now", "2000000\n");
+    let battery = "battery, measured, of the complete device; less preferred: package-0, package-1";
+    assert_eq!(says(), (CheckResult::Ok, battery.to_owned()));
+    put(&root, "class/power_supply/battery/status", "Charging\n");
+    assert_eq!(says().1, packages);
+}
+
+#[test]
 fn a_battery_that_charges_tells_nothing() {
     let tree = tempfile::tempdir().expect("a directory");
     board(tree.path());

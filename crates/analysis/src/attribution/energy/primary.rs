@@ -26,21 +26,10 @@ pub struct PrimaryEnergy {
     pub refresh_ns: Option<u64>,
 }
 
-/// In the order of preference; of sources that were recorded without their origin nothing is known.
-const ORDER: [SensorOrigin; 7] = [
-    SensorOrigin::Meter,
-    SensorOrigin::Device,
-    SensorOrigin::Estimate,
-    SensorOrigin::Package,
-    SensorOrigin::Rail,
-    SensorOrigin::Unknown,
-    SensorOrigin::Model,
-];
-
 /// The preferred one of those that have energy per token for a phase. None if no source has.
 pub fn primary(sources: &[SourceRow]) -> Option<PrimaryEnergy> {
     let known = |s: &&SourceRow| s.phases.iter().any(|p| p.joules_per_token.is_some());
-    ORDER.into_iter().find_map(|origin| {
+    SensorOrigin::PREFERENCE.into_iter().find_map(|origin| {
         let of: Vec<&SourceRow> = sources.iter().filter(|s| s.from == origin).filter(known).collect();
         match origin {
             // Each is a part, and no part is in another.
