@@ -117,6 +117,8 @@ const OUTPUT: FlagGroup = FlagGroup {
             "Write the choices as a picture: speed against energy, or against threads",
         ),
         #[cfg(not(feature = "board"))]
+        Flag::value("html", "FILE", "Write lines, pictures and tables as a page for a browser"),
+        #[cfg(not(feature = "board"))]
         FORCE,
         #[cfg(not(feature = "board"))]
         MODE,
@@ -150,7 +152,7 @@ fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let options = options(args, sysfs)?;
     let json_wanted = args.flag("json");
     #[cfg(not(feature = "board"))]
-    let svg = args.path("svg")?;
+    let (svg, page) = (args.path("svg")?, args.path("html")?);
     let mut watch = Terminal::install(args.flag("quiet"))?;
     let answer = tune(&options, &mut watch)?;
     watch.clear();
@@ -161,6 +163,15 @@ fn run(args: &Args) -> anyhow::Result<ExitCode> {
             OutputRules::read(args)?.hint(" with --svg"),
             |()| true,
             |out| render::tune::svg(out, &answer),
+        )?;
+    }
+    #[cfg(not(feature = "board"))]
+    if let Some(file) = page {
+        whole_file(
+            &file,
+            OutputRules::read(args)?.hint(" with --html"),
+            |()| true,
+            |out| render::html::choices::write(out, &answer),
         )?;
     }
     if let Some(dir) = args.path("write-conf")? {

@@ -206,6 +206,23 @@ impl Tuned {
         argv
     }
 
+    /// Flags by which the engine computes both phases as chosen; None: it computes them apart, or its help lacks one.
+    pub fn masks(&self, decode: &Candidate, prefill: &Candidate, help: &str) -> Option<FlagChange> {
+        let flags = ["-t", "-C", "-tb", "-Cb"];
+        let known = matches!(self.engine, Engine::Cli | Engine::Server)
+            && flags.iter().all(|flag| names_flag(help, flag));
+        let names = THREADS.iter().chain(&BATCH_THREADS).chain(&MASKS).map(|n| (*n).to_owned()).collect();
+        let values = [decode, prefill].into_iter().flat_map(|c| [c.threads.to_string(), mask(&c.cpus)]);
+        let words =
+            flags.into_iter().zip(values).flat_map(|(flag, value)| [flag.to_owned(), value]).collect();
+        known.then_some(FlagChange { names, words })
+    }
+
+    /// The user's own command with these flags.
+    pub fn changed(&self, flags: &[FlagChange]) -> Vec<OsString> {
+        changed(self.argv.clone(), self.at + 1, flags)
+    }
+
     /// The user's own command with these threads and flags: what to type from now on.
     pub fn advised(&self, candidate: &Candidate, flags: &[FlagChange]) -> Vec<OsString> {
         if self.engine == Engine::Template {
@@ -411,6 +428,19 @@ mod tests {
         assert_eq!(Tuned::of(words("llama-server --api-key-file f")).expect("known").key(), None);
         let own = run(own, Work::Decode);
         assert_eq!(own, "llama-server --api-key a,b -m m.gguf --host 127.0.0.1 --port 8123 -t 2");
+    }
+
+    #[test]
+    fn both_phases_have_masks_where_the_build_knows_them() {
+        let tuned =
+            Tuned::of(words("llama-cli -m m -t 8 --cpu-mask ff -tb 4 --cpu-strict 1")).expect("known");
+        let help = "-t, --threads N\n-tb, --threads-batch N\n-C, --cpu-mask M\n-Cb, --cpu-mask-batch M";
+        let (decode, prefill) = (candidate(&[4, 5], 2), candidate(&[0, 1, 2], 3));
+        let masks = tuned.masks(&decode, &prefill, help).expect("known");
+        assert_eq!(line(&tuned.changed(&[masks])), "llama-cli -m m -t 2 -C 0x30 -tb 3 -Cb 0x7");
+        assert_eq!(tuned.masks(&decode, &prefill, "-t N\n-C M"), None);
+        let bench = Tuned::of(words("llama-bench -m m")).expect("known");
+        assert_eq!(bench.masks(&decode, &prefill, help), None, "it computes them apart");
     }
 
     #[test]

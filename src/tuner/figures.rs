@@ -1,5 +1,6 @@
 //! The figures of a run, from its trace: tokens per second of a phase, and whether the run was what was asked for.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 
 use analysis::attribution::energy::PrimaryEnergy;
@@ -14,6 +15,8 @@ use crate::tuner::command::Work;
 
 /// Fewer whole decode calls than this are no measurement.
 const LEAST_CALLS: usize = 8;
+/// A CPU with a smaller share of the time of a phase's ops is not one that it ran on.
+const STRAY: f64 = 0.01;
 /// The standard error of a median of normal values over that of their mean, and the standard deviation over the median
 /// absolute deviation: sqrt(pi / 2) and 1 / 0.6745 (any textbook of statistics).
 const MEDIAN_ERROR: f64 = 1.2533;
@@ -55,8 +58,11 @@ impl Figures {
     /// The trace cannot be read.
     pub fn read(trace: &Path) -> Result<Figures, FiguresError> {
         let trace = Trace::open(trace).map_err(|e| FiguresError::Read(e.to_string()))?;
-        let options =
-            ReportOptions { tables: vec![By::Token, By::Energy], verdict: true, ..ReportOptions::default() };
+        let options = ReportOptions {
+            tables: vec![By::Token, By::Energy, By::Cpu],
+            verdict: true,
+            ..ReportOptions::default()
+        };
         let report = try_report(&trace, &options, &LoadProgress::default());
         Ok(Figures { report: report.map_err(|e| FiguresError::Read(e.to_string()))? })
     }
@@ -69,10 +75,7 @@ impl Figures {
         if !self.report.quality.complete {
             return Err(FiguresError::Incomplete(self.report.quality.verdict.clone()));
         }
-        let wanted = match work {
-            Work::Decode => Phase::Decode,
-            Work::Prefill => Phase::Prefill,
-        };
+        let wanted = phase_of(work);
         let phase = self.report.phases.iter().find(|p| p.phase == wanted);
         let phase = phase.ok_or_else(|| FiguresError::NoCalls(work.name(), self.why_none()))?;
         let rates = rates(phase.by_token.as_deref().unwrap_or_default(), work);
@@ -121,6 +124,15 @@ impl Figures {
         outside
     }
 
+    /// CPUs on which ops of a phase started, and the threads that ran them; None: that was not recorded.
+    pub fn ran_on(&self, work: Work) -> Option<(BTreeSet<u32>, usize)> {
+        let wanted = phase_of(work);
+        let phase = self.report.phases.iter().find(|p| p.phase == wanted)?;
+        let table = phase.by_cpu.as_ref()?;
+        let some = table.cpus.iter().filter(|row| row.share >= STRAY);
+        Some((some.filter_map(|row| row.cpu.map(u32::from)).collect(), table.threads.len()))
+    }
+
     /// Build id of the engine's base library.
     pub fn engine(&self) -> Option<&str> {
         let modules = self.report.run.engines.iter().flat_map(|e| &e.modules);
@@ -157,6 +169,13 @@ impl Figures {
     /// The model's file name, if the command line names it.
     pub fn model(&self) -> Option<&str> {
         self.report.verdict.as_ref().map(|v| v.model.as_str()).filter(|m| !m.is_empty())
+    }
+}
+
+fn phase_of(work: Work) -> Phase {
+    match work {
+        Work::Decode => Phase::Decode,
+        Work::Prefill => Phase::Prefill,
     }
 }
 

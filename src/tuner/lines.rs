@@ -1,5 +1,7 @@
 //! The command lines to copy.
 
+use std::ffi::OsString;
+
 use super::command::{FlagChange, Tuned};
 use super::knobs::{Change, Setting};
 use tune::Candidate;
@@ -16,13 +18,17 @@ pub fn line(tuned: &Tuned, candidate: &Candidate, usable: usize, taken: &[Settin
             }
         }
     }
-    let argv = tuned.advised(candidate, &flags);
-    let words: Vec<String> = argv.iter().map(|word| quoted(&word.to_string_lossy())).collect();
+    let words = typed(&tuned.advised(candidate, &flags));
     let all = candidate.cpus.len() >= usable;
     let pinned = !all && !tuned.places_itself();
     let cpus = common::cpus::ranges(candidate.cpus.iter().copied());
     let taskset = if pinned { format!("taskset -c {cpus} ") } else { String::new() };
-    format!("{}{taskset}{}", before.concat(), words.join(" "))
+    format!("{}{taskset}{words}", before.concat())
+}
+
+/// Words as typed in a shell.
+pub fn typed(argv: &[OsString]) -> String {
+    argv.iter().map(|word| quoted(&word.to_string_lossy())).collect::<Vec<_>>().join(" ")
 }
 
 /// A word as a shell reads it.

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use super::command::{Engine, Lengths, Tuned, Work};
+use super::command::{Engine, FlagChange, Lengths, Tuned, Work};
 use super::figures::{Figures, FiguresError};
 use super::guards::{BatteryState, Guards};
 use super::huge_pages::ChangedMode;
@@ -11,7 +11,7 @@ use super::knobs::{Change, Setting};
 use super::server::{self, Request};
 use super::session::{TuneOptions, Watcher};
 use super::store::{Kept, Store};
-use super::trial::{Ran, Recorder, Trial, TrialError};
+use super::trial::{Detail, Ran, Recorder, Trial, TrialError};
 use tune::answer::{EnergySource, Measured};
 use tune::{Candidate, Refused, Sample};
 
@@ -225,6 +225,26 @@ impl<'a> Measurer<'a> {
             }
             None => {}
         }
+        let ran = self.start((candidate, work), &flags, Detail::Graphs);
+        drop(changed);
+        ran
+    }
+
+    /// Runs the command once with these flags, its threads nowhere bound by us.
+    ///
+    /// # Errors
+    /// It has no result, or the search has to stop.
+    pub fn with_flags(&mut self, flags: &[FlagChange], detail: Detail) -> Result<Ran, Refused> {
+        self.may_go_on()?;
+        self.start((None, Work::Decode), flags, detail)
+    }
+
+    fn start(
+        &mut self,
+        (candidate, work): (Option<&Candidate>, Work),
+        flags: &[FlagChange],
+        detail: Detail,
+    ) -> Result<Ran, Refused> {
         let lengths = self.lengths;
         let port = match self.tuned.engine {
             Engine::Server => {
@@ -234,14 +254,14 @@ impl<'a> Measurer<'a> {
         };
         let pins = self.options.pins() && !self.tuned.places_itself();
         let trial = Trial {
-            argv: self.tuned.run(candidate, work, lengths, &flags, port, &self.help),
+            detail,
+            argv: self.tuned.run(candidate, work, lengths, flags, port, &self.help),
             cpus: candidate.filter(|_| pins).map(|c| c.cpus.clone()),
             limit: self.quickest.get(&work).map(|quickest| *quickest * LIMIT + LIMIT_MORE),
             request: port.map(|port| Request { port, lengths, key: self.tuned.key() }),
         };
         self.runs += 1;
         let ran = self.recorder.run(&trial, &|| self.watch.stop());
-        drop(changed);
         ran.map_err(|e| match e {
             TrialError::Interrupted | TrialError::Start(_) => Refused::Stop(e.to_string()),
             TrialError::Failed(why) => Refused::Candidate(why),

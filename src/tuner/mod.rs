@@ -3,6 +3,7 @@
 //! Uses `profinfer record` as a process of its own, [`analysis`] to read its traces, and `tune` to choose what to try
 //! next. Changes nothing in a process that it has not started.
 
+mod both;
 pub mod command;
 mod figures;
 mod foreign;

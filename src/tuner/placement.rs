@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::time::{Duration, Instant};
 
-use crate::host::target;
+use crate::host::{affinity, target};
 
 /// Interval between two searches for processes: it reads a file of each process of the machine.
 const SEARCH: Duration = Duration::from_millis(500);
@@ -15,11 +15,18 @@ const PROCESSES: usize = 64;
 #[derive(Debug, Clone, Default)]
 pub struct Placement {
     pub seen: BTreeSet<u32>,
+    /// The sets of CPUs to which threads were bound, if that was wanted.
+    pub masks: BTreeSet<Vec<u32>>,
+    with_masks: bool,
     processes: Vec<u32>,
     searched: Option<Instant>,
 }
 
 impl Placement {
+    pub fn new(with_masks: bool) -> Placement {
+        Placement { with_masks, ..Placement::default() }
+    }
+
     /// Looks at the processes below this one once.
     pub fn look(&mut self, recorder: u32) {
         if self.searched.is_none_or(|at| at.elapsed() >= SEARCH) {
@@ -31,6 +38,10 @@ impl Placement {
         // A command that the recorder has forked is the recorder's program until its exec, and has its CPUs at first.
         for pid in self.processes.iter().filter(|pid| own.is_none() || program(**pid) != own) {
             self.seen.extend(target::running_on(*pid));
+            if self.with_masks {
+                let threads = affinity::threads(*pid).into_iter();
+                self.masks.extend(threads.filter_map(|tid| affinity::of_thread(tid).ok()));
+            }
         }
     }
 

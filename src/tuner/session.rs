@@ -5,9 +5,10 @@ use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use super::both::{self, Choices};
 use super::command::{Lengths, Tuned, Work};
 use super::knobs::Knob;
-use super::lines::line;
+use super::lines::{line, typed};
 use super::machine::{self, MachineError};
 use super::measure::{Known, Measurer};
 use super::settings::{self, Settings};
@@ -142,7 +143,8 @@ pub fn tune(options: &TuneOptions, watch: &mut dyn Watcher) -> Result<Answer, Tu
         let why = found.first().map(why_nothing).unwrap_or_default();
         return Err(TuneError::NothingMeasured(why));
     }
-    Ok(answer(measurer, &machine, &facts, found))
+    let both = one_line(&mut measurer, usable(&machine), &found);
+    Ok(answer(measurer, &machine, &facts, (found, both)))
 }
 
 /// What was found for one work.
@@ -152,6 +154,14 @@ struct Found {
     chosen: Option<Candidate>,
     settings: Settings,
     stopped: Option<String>,
+}
+
+impl Found {
+    /// Of the choice.
+    fn scatter(&self) -> Option<f64> {
+        let row = self.answer.chosen.and_then(|at| self.answer.tried.get(at));
+        row.and_then(|row| row.measured.as_ref()).and_then(|m| m.scatter)
+    }
 }
 
 struct ForWork<'m, 'a> {
@@ -302,6 +312,53 @@ fn sure(outcome: &Outcome) -> String {
     format!("{basis}{verdict} CPUs {cpus} with {threads} threads: by {behind:.1} %, scatter {scatter:.1} %")
 }
 
+/// Both phases in one command line, if that works.
+fn one_line(measurer: &mut Measurer<'_>, usable: usize, found: &[Found]) -> Option<Line> {
+    let of = |work: Work| found.iter().find(|f| f.answer.work == work.name());
+    let (decode, prefill) = (of(Work::Decode)?, of(Work::Prefill)?);
+    if decode.stopped.is_some() || prefill.stopped.is_some() {
+        return None;
+    }
+    let choices = Choices {
+        decode: decode.chosen.as_ref()?,
+        prefill: prefill.chosen.as_ref()?,
+        settings: [&decode.settings.taken, &prefill.settings.taken],
+        usable,
+    };
+    let both = match both::tried(measurer, &choices) {
+        Ok(both) => both?,
+        Err(why) => {
+            measurer.note(format!("decode and prefill cannot be had in one line (-C, -Cb): {why}"));
+            return None;
+        }
+    };
+    let (over_default, differs) =
+        against(decode.answer.default.as_ref(), both.decode_tokens_per_s, decode.scatter());
+    Some(Line {
+        goal: goal_name(measurer.options.goal),
+        work: "both",
+        command: typed(&measurer.tuned.changed(&both.flags)),
+        tokens_per_s: both.decode_tokens_per_s,
+        prefill_tokens_per_s: Some(both.prefill_tokens_per_s),
+        joules_per_token: both.joules_per_token,
+        over_default,
+        differs,
+    })
+}
+
+/// CPUs that may be used.
+fn usable(machine: &Machine) -> usize {
+    machine.clusters.iter().map(|c| c.cpus.len() + c.siblings.len()).sum()
+}
+
+/// A speed over that of the command as given, and whether that is no chance.
+fn against(default: Option<&Measured>, tokens_per_s: f64, scatter: Option<f64>) -> (Option<f64>, bool) {
+    let over = default.map(|d| tokens_per_s / d.tokens_per_s);
+    let of_default = default.and_then(|d| d.scatter).unwrap_or(0.0);
+    let noise = (2.0 * scatter.unwrap_or(0.0).hypot(of_default)).max(ONE_RUN);
+    (over, over.is_some_and(|over| (over - 1.0).abs() > noise))
+}
+
 fn why_nothing(found: &Found) -> String {
     let refused = found.answer.tried.iter().find_map(|row| row.refused.clone());
     let why = refused.or_else(|| found.stopped.clone()).unwrap_or_else(|| "nothing was tried".to_owned());
@@ -312,11 +369,12 @@ fn answer(
     measurer: Measurer<'_>,
     machine: &Machine,
     facts: &host::machine::Machine,
-    found: Vec<Found>,
+    (found, both): (Vec<Found>, Option<Line>),
 ) -> Answer {
     let options = measurer.options;
-    let usable = machine.clusters.iter().map(|c| c.cpus.len() + c.siblings.len()).sum();
-    let lines = found.iter().flat_map(|f| lines_of(&options.tuned, options.goal, usable, f)).collect();
+    let usable = usable(machine);
+    let lines =
+        found.iter().flat_map(|f| lines_of(&options.tuned, options.goal, usable, f)).chain(both).collect();
     let cluster = |c: &tune::Cluster| ClusterRow {
         cpus: common::cpus::ranges(c.cpus.iter().copied()),
         siblings: common::cpus::ranges(c.siblings.iter().copied()),
@@ -375,17 +433,17 @@ fn lines_of(tuned: &Tuned, goal: Goal, usable: usize, found: &Found) -> Vec<Line
         let row = at.and_then(|at| answer.tried.get(at)).and_then(|row| row.measured.as_ref());
         let (Some(candidate), Some(measured)) = (candidate, row) else { continue };
         let taken = if Some(candidate) == chosen.as_ref() { &settings.taken[..] } else { &[] };
-        let over_default = answer.default.as_ref().map(|d| measured.tokens_per_s / d.tokens_per_s);
-        let of_default = answer.default.as_ref().and_then(|d| d.scatter).unwrap_or(0.0);
-        let noise = (2.0 * measured.scatter.unwrap_or(0.0).hypot(of_default)).max(ONE_RUN);
+        let (over_default, differs) =
+            against(answer.default.as_ref(), measured.tokens_per_s, measured.scatter);
         lines.push(Line {
             goal: goal_name(goal),
             work: answer.work,
             command: line(tuned, candidate, usable, taken),
             tokens_per_s: measured.tokens_per_s,
+            prefill_tokens_per_s: None,
             joules_per_token: measured.joules_per_token,
             over_default,
-            differs: over_default.is_some_and(|over| (over - 1.0).abs() > noise),
+            differs,
         });
     }
     lines

@@ -22,8 +22,18 @@ const GRACE: Duration = Duration::from_secs(20);
 /// Maximum length of a message taken from a log.
 const MESSAGE: usize = 300;
 
+/// How much of a run is recorded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Detail {
+    /// A graph's width tells prefill from decode; ops would cost time.
+    Graphs,
+    /// Where ops ran, and how threads are bound.
+    Ops,
+}
+
 /// What to run.
 pub struct Trial {
+    pub detail: Detail,
     pub argv: Vec<OsString>,
     /// CPUs to run it on; None: wherever this process may run, or as the command says itself.
     pub cpus: Option<Vec<u32>>,
@@ -78,7 +88,7 @@ impl Recorder {
         let foreign = ForeignLoad::start();
         let begin = Instant::now();
         let mut child = self.start(trial, &trace, &log).map_err(TrialError::Start)?;
-        let mut placement = Placement::default();
+        let mut placement = Placement::new(trial.detail == Detail::Ops);
         let mut over = || begin.elapsed() >= trial.limit.unwrap_or(Duration::MAX);
         let answered = match &trial.request {
             Some(request) => self.serve(&mut child, request, &mut placement, stop, &mut over),
@@ -115,9 +125,12 @@ impl Recorder {
         }
         let out = File::create(log)?;
         let mut command = Command::new(&self.program);
-        // A graph's width tells prefill from decode; ops would cost time.
+        let level = match trial.detail {
+            Detail::Graphs => "graph",
+            Detail::Ops => "op",
+        };
         command
-            .args(["record", "--level", "graph", "--no-sched", "--force", "-o"])
+            .args(["record", "--level", level, "--no-sched", "--force", "-o"])
             .arg(trace)
             .args(&self.flags);
         if let Some(cpus) = &trial.cpus {
@@ -218,7 +231,7 @@ fn words(log: &str) -> String {
     let engines = || lines().filter(|l| !l.starts_with("profinfer: "));
     // The first error is the cause of those after it.
     let is_error = |l: &&str| ["error", "failed", "invalid"].iter().any(|w| l.to_lowercase().contains(w));
-    let of_engine = engines().find(is_error).or(engines().last());
+    let of_engine = engines().find(is_error).or(engines().next_back());
     let short = |text: &str| text.chars().take(MESSAGE).collect::<String>();
     match (of_recorder, of_engine) {
         (Some(said), Some(engine)) => format!("{}; the engine said: {}", short(said), short(engine)),

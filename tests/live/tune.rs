@@ -185,3 +185,64 @@ fn nothing_runs_on_when_it_is_killed() {
         .expect("it runs");
     assert_eq!((out.status.code(), left()), (Some(1), 0), "{}", String::from_utf8_lossy(&out.stderr));
 }
+
+/// A program with llama.cpp's flags: it decodes best on one CPU, and computes prompts best with two threads.
+fn completion(dir: &Path, engine: &Path, obeys: bool) -> std::path::PathBuf {
+    use std::os::unix::fs::PermissionsExt;
+    let text = format!(
+        r#"#!/bin/sh
+[ "$1" != --help ] || exec printf -- '-t N\n-tb N\n-C, --cpu-mask M\n-Cb, --cpu-mask-batch M\n'
+t=2 more=
+while [ $# -gt 0 ]; do
+    case $1 in
+    -t) t=$2 ;;
+    -n) n=$2 ;;
+    -tb) more="$more --threads-batch $2 --fresh-threads" tb=$2 ;;
+    -C) {0}more="$more --cpu-mask $2" ;;
+    -Cb) {0}more="$more --cpu-mask-batch $2" ;;
+    esac
+    shift
+done
+ns=400000
+[ $(nproc) != 1 ] || ns=200000
+exec {1} -p 16 -n ${{n:-16}} -t $t --sleep --op-ns $ns --batch-op-ns $((8000000 / ${{tb:-$t}})) $more
+"#,
+        if obeys { "" } else { ": " },
+        path(engine)
+    );
+    let file = dir.join("llama-completion");
+    fs::write(&file, text).expect("written");
+    fs::set_permissions(&file, fs::Permissions::from_mode(0o755)).expect("changed");
+    file
+}
+
+#[test]
+fn both_phases_are_put_into_one_line_if_the_engine_obeys_it() {
+    let _turn = live!();
+    let engine = fixture!("modern");
+    for obeys in [true, false] {
+        let dir = tempfile::tempdir().expect("a directory");
+        let program = completion(dir.path(), &engine, obeys);
+        let how =
+            ["--rounds", "0", "--knobs", "none", "--no-energy", "--cpus", "0-1", "--tokens", "32", "--"];
+        let page = dir.path().join("page.html");
+        let out = tune(dir.path(), &[&["--html", path(&page)][..], &how, &[path(&program)]].concat());
+        let (found, page) = (answer(&out), fs::read_to_string(&page).expect("a page"));
+        assert!(page.contains("id=\"decode-chart\"") && page.ends_with("</html>\n"), "{page}");
+        let lines = found["lines"].as_array().expect("lines");
+        let both = lines.iter().find(|line| line["work"] == "both");
+        if !obeys {
+            assert!(both.is_none(), "{found:#}");
+            let notes = found["notes"].to_string();
+            assert!(notes.contains("in one line (-C, -Cb)"), "{notes}");
+            continue;
+        }
+        let both = both.unwrap_or_else(|| panic!("no line for both: {found:#}"));
+        let command = both["command"].as_str().expect("a command");
+        assert!(command.ends_with("/llama-completion -t 1 -C 0x1 -tb 2 -Cb 0x3"), "{command}");
+        assert!(both["tokens_per_s"].as_f64() > Some(0.0), "{both}");
+        assert!(both["prefill_tokens_per_s"].as_f64() > Some(0.0), "{both}");
+        let typed = Command::new("sh").args(["-c", command]).stdout(Stdio::null()).status();
+        assert!(typed.expect("it runs").success(), "{command}");
+    }
+}

@@ -138,7 +138,7 @@ fn dumps_are_the_graph_as_built_and_as_it_runs() {
             let truth = std::fs::read_to_string(&file).expect("ground truth");
             let rows: Vec<Vec<&str>> = truth.lines().map(|l| l.split('\t').collect()).collect();
             let tables = rows.iter().filter(|r| r[0] == "node");
-            let last = tables.clone().last().expect("nodes")[1];
+            let last = tables.clone().next_back().expect("nodes")[1];
             let nodes: Vec<(&str, &str)> = tables.filter(|r| r[1] == last).map(|r| (r[4], r[5])).collect();
             let pairs: Vec<(String, String)> = dump
                 .iter()

@@ -48,7 +48,7 @@ fn line(out: &mut dyn Write, style: &Style, head: &str, words: &str) -> io::Resu
     Ok(())
 }
 
-fn capital(word: &str) -> &str {
+pub(crate) fn capital(word: &str) -> &str {
     match word {
         "decode" => "Decode",
         "prefill" => "Prefill",
@@ -61,18 +61,30 @@ fn capital(word: &str) -> &str {
 
 /// The figure, then the command on a line of its own: it is never wrapped, so that it can be copied.
 fn best(out: &mut dyn Write, l: &Line, style: &Style) -> io::Result<()> {
+    line(out, style, capital(l.goal), &figures(l))?;
+    writeln!(out, "{:HEAD$} {}", "", style.good(&super::table::clean(&l.command)))
+}
+
+/// Speed and energy of a line.
+pub(crate) fn figures(l: &Line) -> String {
     let joules = l.joules_per_token.map(|j| format!(", {j:.3} J a token")).unwrap_or_default();
     let over = match l.over_default {
         Some(x) if l.differs => format!(", {x:.2} times the command as given"),
         Some(_) => ", the same as the command as given within the scatter".to_owned(),
         None => String::new(),
     };
-    let figures = format!("{}: {:.2} tok/s{joules}{over}", l.work, l.tokens_per_s);
-    line(out, style, capital(l.goal), &figures)?;
-    writeln!(out, "{:HEAD$} {}", "", style.good(&super::table::clean(&l.command)))
+    match l.prefill_tokens_per_s {
+        Some(prefill) => {
+            format!(
+                "both in one line: decode {:.2} tok/s{joules}{over}; prefill {prefill:.2} tok/s",
+                l.tokens_per_s
+            )
+        }
+        None => format!("{}: {:.2} tok/s{joules}{over}", l.work, l.tokens_per_s),
+    }
 }
 
-fn machine(a: &Answer) -> String {
+pub(crate) fn machine(a: &Answer) -> String {
     let cluster = |c: &tune::answer::ClusterRow| {
         let mut facts = Vec::new();
         facts.extend(c.capacity.map(|n| format!("capacity {n}")));
@@ -86,7 +98,7 @@ fn machine(a: &Answer) -> String {
     format!("{name}{}{}", if name.is_empty() { "" } else { ": " }, clusters.join("; "))
 }
 
-fn energy(a: &Answer) -> String {
+pub(crate) fn energy(a: &Answer) -> String {
     match (&a.energy, &a.no_energy) {
         (Some(e), _) if e.model => format!("MODEL, not a measurement: {}", e.name),
         (Some(e), _) => e.name.clone(),
@@ -95,7 +107,7 @@ fn energy(a: &Answer) -> String {
     }
 }
 
-fn tried(work: &WorkAnswer, energy: bool) -> Table {
+pub(crate) fn tried(work: &WorkAnswer, energy: bool) -> Table {
     let mut columns = vec![text("CPUs"), number("threads", 0), number("tok/s", 0), number("± %", 0)];
     if energy {
         columns.push(number("J/token", 0));
@@ -146,7 +158,7 @@ fn row((cpus, threads): (&str, String), m: Option<&Measured>, energy: bool, mark
     cells
 }
 
-fn settings(work: &WorkAnswer) -> Table {
+pub(crate) fn settings(work: &WorkAnswer) -> Table {
     let mut table =
         Table::new(vec![text("setting"), number("gain", 0), number("stands out from", 1), text("")]);
     for s in &work.settings {
@@ -168,7 +180,7 @@ pub fn svg(out: &mut dyn Write, a: &Answer) -> io::Result<()> {
     chart::file(out, &Chart { title: format!("Choices for {}", a.command), about, panels, notes })
 }
 
-fn panel(work: &WorkAnswer, energy: bool) -> Panel {
+pub(crate) fn panel(work: &WorkAnswer, energy: bool) -> Panel {
     let place =
         |r: &TriedRow, m: &Measured| if energy { m.joules_per_token } else { Some(f64::from(r.threads)) };
     let marks = |wanted: &dyn Fn(usize, &TriedRow) -> bool| -> Vec<Mark> {

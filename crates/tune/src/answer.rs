@@ -123,7 +123,11 @@ pub struct Line {
     /// `decode`, `prefill`, or `both`.
     pub work: &'static str,
     pub command: String,
+    /// Decode's, for `both`.
     pub tokens_per_s: f64,
+    /// Prefill's, for `both`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub prefill_tokens_per_s: Option<f64>,
     pub joules_per_token: Option<f64>,
     /// Speed over that of the command as it was given; null if that was not measured.
     pub over_default: Option<f64>,

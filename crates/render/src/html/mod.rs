@@ -5,6 +5,7 @@
 //! policy allows no script but ours and no requests.
 
 mod activation;
+pub mod choices;
 pub mod compare;
 mod experts;
 mod graph;
