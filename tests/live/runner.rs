@@ -110,6 +110,43 @@ fn every_op_of_every_architecture() {
 }
 
 #[test]
+fn a_graph_with_and_without_its_steps_is_seen_as_it_is_dumped() {
+    let _turn = live!();
+    for off in ["shapes", "fuse,plan,cse"] {
+        let file = model("gemma2", "q4_0");
+        let b = both(&file, &[], &["-t", "2", "--ablate", off]);
+        whole(&b, 2);
+        let trace = b.trace.to_str().expect("a path");
+        let dag = run(profinfer().args(["dag", trace, "--format", "json"]));
+        let dag: serde_json::Value = serde_json::from_str(&dag.stdout).expect("JSON");
+        let mut ops: Vec<&serde_json::Value> = dag["nodes"].as_array().expect("nodes").iter().collect();
+        ops.retain(|n| n["order"].is_u64());
+        ops.sort_by_key(|n| n["order"].as_u64());
+        let text = |v: &serde_json::Value| v.as_str().expect("a text").to_owned();
+        let label = |n: &&serde_json::Value| {
+            let tensors = n["tensors"].as_array().expect("tensors");
+            let op = tensors.iter().map(|t| text(&t["op"])).collect::<Vec<_>>().join("+");
+            [vec![op], tensors.iter().map(|t| text(&t["name"])).collect()].concat()
+        };
+        let seen: Vec<Vec<String>> = ops.iter().map(label).collect();
+        let mut command = Command::new(runner());
+        command.args(["run", "--graph-dump", "after", "--ablate", off, "-m"]).arg(&file);
+        let dump = String::from_utf8(command.output().expect("it runs").stdout).expect("UTF-8");
+        let boxes = dump.lines().filter(|l| l.contains("[label=\"") && !l.contains("shape="));
+        let drawn: Vec<Vec<String>> = boxes
+            .filter_map(|l| l.split('"').nth(1))
+            .map(|l| {
+                let lines: Vec<&str> = l.split("\\n").collect();
+                let op = lines[0].split_once("  ").map_or("", |(_, op)| op);
+                [&[op], &lines[1..lines.len() - 1]].concat().into_iter().map(str::to_owned).collect()
+            })
+            .collect();
+        assert_eq!(seen, drawn, "{off}");
+        assert_eq!(drawn.iter().any(|l| l[0] == "RMS_NORM+MUL"), off == "shapes");
+    }
+}
+
+#[test]
 fn a_graph_on_two_backends_is_seen_cut() {
     let _turn = live!();
     for threads in [1, 2] {
