@@ -28,8 +28,10 @@ impl Placement {
         }
         let program = |pid: u32| fs::read_link(format!("/proc/{pid}/exe")).ok();
         let own = program(recorder);
-        // A command that the recorder has forked is the recorder's program until its exec, and has its CPUs at first.
-        for pid in self.processes.iter().filter(|pid| own.is_none() || program(**pid) != own) {
+        // What the recorder has forked runs the recorder's program, on CPUs of its own: a command before its exec, and
+        // helpers, which have no program any more while they end.
+        let other = |pid: u32| program(pid).is_some_and(|program| own.as_ref() != Some(&program));
+        for pid in self.processes.iter().filter(|pid| other(**pid)) {
             self.seen.extend(target::running_on(*pid));
         }
     }

@@ -218,7 +218,7 @@ fn words(log: &str) -> String {
     let engines = || lines().filter(|l| !l.starts_with("profinfer: "));
     // The first error is the cause of those after it.
     let is_error = |l: &&str| ["error", "failed", "invalid"].iter().any(|w| l.to_lowercase().contains(w));
-    let of_engine = engines().find(is_error).or(engines().last());
+    let of_engine = engines().find(is_error).or(engines().next_back());
     let short = |text: &str| text.chars().take(MESSAGE).collect::<String>();
     match (of_recorder, of_engine) {
         (Some(said), Some(engine)) => format!("{}; the engine said: {}", short(said), short(engine)),
