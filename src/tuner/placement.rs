@@ -37,7 +37,7 @@ impl Placement {
         let own = program(recorder);
         // What the recorder has forked runs the recorder's program, on CPUs of its own: a command before its exec, and
         // helpers, which have no program any more while they end.
-        let other = |pid: u32| program(pid).filter(|program| own.as_ref() != Some(program)).is_some();
+        let other = |pid: u32| program(pid).is_some_and(|program| own.as_ref() != Some(&program));
         for pid in self.processes.iter().filter(|pid| other(**pid)) {
             self.seen.extend(target::running_on(*pid));
             if self.with_masks {
