@@ -118,8 +118,7 @@ pub fn recommended(pid: u32, work: &str, threads: u32, cpus: &str) -> String {
 }
 
 impl Watch {
-    /// Called whenever something may have happened: the current runs that are new, and those that have their first
-    /// token. What else is told of a run comes after this.
+    /// The events `run` and `first_token` that are due, which come before all others of a run.
     pub fn progress<'r>(&mut self, runs: impl Iterator<Item = &'r Run>, now: u64) -> Vec<String> {
         let mut lines = Vec::new();
         for run in runs {

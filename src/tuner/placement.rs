@@ -105,7 +105,7 @@ mod tests {
         }
     }
 
-    /// Where the processes below a shell with this script are seen, by at most so many looks in 10 ms each.
+    /// Where the child processes of a shell with this script run: at most `looks` samples, one every 10 ms.
     fn seen(script: &str, looks: u32) -> Placement {
         let mut command = std::process::Command::new("sh");
         command.args(["-c", script]).stdout(std::process::Stdio::null()).process_group(0);

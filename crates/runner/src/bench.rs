@@ -106,7 +106,7 @@ pub fn measure(case: &BenchCase, footprint: usize, seconds: f64) -> Result<Timin
     })
 }
 
-/// The median time for one matrix, over slices of so many.
+/// The median time of one matrix in seconds, measured over `slice` matrices at a time.
 fn median_seconds(
     case: &BenchCase,
     matrices: &[&Matrix],

@@ -1,15 +1,20 @@
 //! The service's settings: its own from `[service]`, those of its rules from `[[rule]]`, keys above all headings
 //! for every rule; overridden by the environment and the command line of `profinfer serve`.
 
-use std::path::{Path, PathBuf};
-use std::time::Duration;
+mod values;
 
+use std::path::{Path, PathBuf};
+
+use self::values::{
+    absolute, address, cpu_choice, hook_time, hook_word, max_concurrent, name, prom, recorders,
+    sample_one_in, timeout, tokens, unless_never,
+};
 use super::toml::TomlTable;
 use super::{FLAG, Faults, File, known_only, settings as keys};
 use crate::cli::args::{Args, Command, Flag, FlagGroup, Given, Usage};
 use crate::cli::record::flags::{self, COMMAND as RECORD, HOW};
 use crate::cli::record::{budget, gpu, inner, outer, pmc, sensors};
-use crate::cli::values::{amount, percent, span, whole};
+use crate::cli::values::{amount, percent, span};
 use crate::daemon::glob::Glob;
 use crate::daemon::rules::{CpuChoice, Hook, Rule, RuleUser};
 use crate::daemon::settings::{LEAST_FILE, LEAST_MEMORY, MOST_RULES, ServiceSettings};
@@ -550,11 +555,6 @@ fn service(all: &Args, wrong: &mut Vec<String>) -> ServiceSettings {
     }
 }
 
-/// A time; None: `never`.
-fn unless_never(text: &str) -> Result<Option<Duration>, String> {
-    if text == "never" { Ok(None) } else { span(text).map(Some) }
-}
-
 /// The parsed value; a mistake is added to `wrong`.
 fn got<T>(read: Result<T, Usage>, wrong: &mut Vec<String>) -> Option<T> {
     match read {
@@ -586,85 +586,8 @@ fn checked(all: &Args, name: &str, check: fn(&Path) -> Result<(), String>) -> Re
     Ok(path)
 }
 
-fn absolute(path: &Path) -> Result<(), String> {
-    if path.is_absolute() { Ok(()) } else { Err("expected an absolute path".to_owned()) }
-}
-
-fn prom(path: &Path) -> Result<(), String> {
-    absolute(path)?;
-    let ends = path.extension().is_some_and(|e| e == "prom");
-    if ends {
-        Ok(())
-    } else {
-        Err("the name must end in .prom: node_exporter ignores other files".to_owned())
-    }
-}
-
-fn address(path: &Path) -> Result<(), String> {
-    /// Of an address with its final NUL (unix(7)).
-    const LONGEST: usize = 107;
-    absolute(path)?;
-    if path.as_os_str().len() <= LONGEST {
-        Ok(())
-    } else {
-        Err(format!("a socket path has at most {LONGEST} bytes"))
-    }
-}
-
-fn name(text: &str) -> Result<(), String> {
-    let fits = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
-    let right = (1..=40).contains(&text.len()) && text.chars().all(fits);
-    if right { Ok(()) } else { Err("expected 1 to 40 letters, digits, -, _ and .".to_owned()) }
-}
-
 fn cpus_of(name: &str, args: &Args, wrong: &mut Vec<String>) -> Option<CpuChoice> {
     got(args.option(name, cpu_choice), wrong).flatten()
-}
-
-fn cpu_choice(text: &str) -> Result<CpuChoice, String> {
-    if text == "auto" {
-        return Ok(CpuChoice::Auto);
-    }
-    let list = common::cpus::parse(text).map(CpuChoice::List);
-    list.ok_or_else(|| {
-        format!("expected a list of CPUs, such as 4-7 or 0,2-3, up to {}, or auto", common::cpus::HIGHEST)
-    })
-}
-
-/// A word of a program's command line.
-fn hook_word(text: &str) -> Result<(), String> {
-    if text.contains('\0') {
-        Err("a word of a command cannot contain a zero byte".to_owned())
-    } else {
-        Ok(())
-    }
-}
-
-fn hook_time(text: &str) -> Result<Duration, String> {
-    let (time, most) = (span(text)?, Duration::from_secs(3600));
-    if time <= most { Ok(time) } else { Err("expected 1h or less".to_owned()) }
-}
-
-fn max_concurrent(text: &str) -> Result<u32, String> {
-    whole(1, 1000)(text)
-}
-
-fn recorders(text: &str) -> Result<u32, String> {
-    whole(4, 256)(text)
-}
-
-/// With less, a recorder would be killed because of other load on the machine.
-fn timeout(text: &str) -> Result<Duration, String> {
-    let time = span(text)?;
-    if time >= Duration::from_secs(2) { Ok(time) } else { Err("expected 2s or more".to_owned()) }
-}
-
-fn sample_one_in(text: &str) -> Result<u32, String> {
-    whole(1, 1_000_000)(text)
-}
-
-fn tokens(text: &str) -> Result<u64, String> {
-    whole(1, u64::MAX)(text)
 }
 
 #[cfg(test)]

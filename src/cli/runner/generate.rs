@@ -7,8 +7,7 @@ use crate::cli::values::{parsed, whole};
 use anyhow::{Context, Result, bail};
 use common::plain::{Json, hides};
 use ggml::gguf::reader::Gguf;
-use runner::engine::{EngineSettings, RunnerEngine, greedy};
-use runner::optimise::Steps;
+use runner::engine::{RunnerEngine, greedy};
 use runner::tokenizer::{Tokenizer, Utf8Stream};
 use serde_json::json;
 use std::io::{self, IsTerminal, Read, Write};
@@ -108,19 +107,8 @@ fn run(args: &Args) -> Result<ExitCode> {
         );
     }
     let model = Arc::new(request.chosen.load()?);
-    let threads = request.chosen.threads;
-    request.chosen.choose_readings(&model, threads)?;
-    let pin = request.chosen.pin;
-    let settings = EngineSettings {
-        context,
-        threads,
-        decode_threads: threads,
-        pin,
-        two_backends: false,
-        steps: Steps::ALL,
-        truth: None,
-    };
-    let mut engine = RunnerEngine::new(model, settings)?;
+    request.chosen.choose_readings(&model, request.chosen.threads)?;
+    let mut engine = RunnerEngine::new(model, request.chosen.settings(context))?;
     let outcome = generate(&mut engine, &tokenizer, &mut request, prompt)?;
     print(&request, &outcome)?;
     Ok(ExitCode::SUCCESS)

@@ -5,8 +5,10 @@ use crate::cli::args::{Args, Choice, Flag, FlagGroup, Usage};
 use crate::cli::values::{parsed, whole};
 use anyhow::{Context, Result, bail};
 use memmap2::Mmap;
+use runner::engine::EngineSettings;
 use runner::kernels::Isa;
 use runner::model::{Model, Placement};
+use runner::optimise::Steps;
 use runner::parts::KernelParts;
 use runner::reading::{self, TypeReading};
 use std::fs::File;
@@ -142,6 +144,19 @@ impl ModelArgs {
             );
         }
         Ok(model)
+    }
+
+    /// Settings of an engine that runs the model as asked, with all steps of its graph.
+    pub fn settings(&self, context: usize) -> EngineSettings {
+        EngineSettings {
+            context,
+            threads: self.threads,
+            decode_threads: self.threads,
+            pin: self.pin,
+            two_backends: false,
+            steps: Steps::ALL,
+            truth: None,
+        }
     }
 
     /// Measures how this machine reads the model's weights fastest for one token, unless prefetching was left out.

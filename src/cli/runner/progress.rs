@@ -10,7 +10,7 @@ const EVERY: Duration = Duration::from_millis(100);
 #[derive(Debug)]
 pub struct ProgressLine<'a> {
     name: &'a str,
-    /// What is counted, and how many of it are one.
+    /// Name of the unit, and items per unit.
     unit: (&'a str, u64),
     total: u64,
     done: u64,
@@ -24,13 +24,13 @@ impl<'a> ProgressLine<'a> {
         Self::counted(name, ("MB", 1_000_000), total)
     }
 
-    /// Work of `total` things, of which `unit.1` are one `unit.0`.
+    /// Progress of `total` items, shown in the unit `unit.0`, which has `unit.1` items.
     pub fn counted(name: &'a str, unit: (&'a str, u64), total: u64) -> Self {
         let drawn = io::stderr().is_terminal().then(Instant::now);
         Self { name, unit, total, done: 0, drawn }
     }
 
-    /// So many more are done.
+    /// `more` of the total are done.
     pub fn add(&mut self, more: u64) {
         self.done = self.done.saturating_add(more);
         let Some(drawn) = self.drawn.as_mut().filter(|d| d.elapsed() >= EVERY) else { return };

@@ -154,9 +154,10 @@ fn run(args: &Args) -> Result<ExitCode> {
         path.iter().try_for_each(|path| request.rules(hint).check(path))?;
     }
     let model = Arc::new(request.chosen.load()?);
-    let readings = match request.decode {
-        0 => Vec::new(),
-        _ => request.chosen.choose_readings(&model, request.decode_threads)?,
+    let decodes = request.decode > 0 && request.dump.is_none();
+    let readings = match decodes {
+        true => request.chosen.choose_readings(&model, request.decode_threads)?,
+        false => Vec::new(),
     };
     let count = request.tokens.as_ref().map_or(request.prompt, Vec::len);
     let needed = count.saturating_add(request.decode);
@@ -170,13 +171,11 @@ fn run(args: &Args) -> Result<ExitCode> {
     }
     let truth = request.ground_truth.is_some().then(|| account(&request, &model, count)).transpose()?;
     let settings = EngineSettings {
-        context,
-        threads: request.chosen.threads,
         decode_threads: request.decode_threads,
-        pin: request.chosen.pin,
         two_backends: request.two_backends,
         steps: request.steps,
         truth: truth.clone(),
+        ..request.chosen.settings(context)
     };
     let mut engine = RunnerEngine::new(Arc::clone(&model), settings)?;
     if let Some(slow) = request.slow.clone() {

@@ -5,9 +5,8 @@ use super::progress::ProgressLine;
 use crate::cli::args::{Args, Flag, Usage};
 use crate::cli::values::whole;
 use anyhow::{Context, Result, bail};
-use runner::engine::{EngineSettings, MAX_CONTEXT, RunnerEngine};
+use runner::engine::{MAX_CONTEXT, RunnerEngine};
 use runner::model::Model;
-use runner::optimise::Steps;
 use runner::quality::{self, PositionScore, TextChunks};
 use runner::tokenizer::Tokenizer;
 use std::fs::File;
@@ -103,7 +102,7 @@ pub fn no_tokenizer(path: &Path) -> String {
     format!("{}: a text can be scored only with the tokenizer in the model's file", path.display())
 }
 
-/// An engine for chunks of `context` tokens; says if the model was not made for so many.
+/// An engine for chunks of `context` tokens; warns if the model was trained with shorter contexts.
 ///
 /// # Errors
 /// Not enough memory.
@@ -114,20 +113,10 @@ pub fn engine(model: Model, chosen: &ModelArgs, context: usize) -> Result<Runner
         // The figures follow all the same.
         let _ = writeln!(
             io::stderr(),
-            "ggml-runner: {shown} was made for contexts of {trained} tokens: with -c {context} its figures are worse"
+            "ggml-runner: {shown} was trained with contexts of {trained} tokens: with -c {context} its figures are worse"
         );
     }
-    let (threads, pin) = (chosen.threads, chosen.pin);
-    let settings = EngineSettings {
-        context,
-        threads,
-        decode_threads: threads,
-        pin,
-        two_backends: false,
-        truth: None,
-        steps: Steps::ALL,
-    };
-    Ok(RunnerEngine::with_rows(Arc::new(model), settings, ROWS)?)
+    Ok(RunnerEngine::with_rows(Arc::new(model), chosen.settings(context), ROWS)?)
 }
 
 /// Scores all chunks, with a reference if there is one.

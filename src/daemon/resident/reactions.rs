@@ -66,7 +66,7 @@ impl Service<'_> {
         self.control.watchers() > 0 || self.settings.rules.iter().any(triggers)
     }
 
-    /// Shows that runs begin or have their first token, before anything else that is told of them.
+    /// Sends the events `run` and `first_token`, which come before all others of a run.
     pub(super) fn watch_begins(&mut self) {
         if self.is_watched() {
             for line in self.watch.progress(self.supervisor.runs(), usage::now()) {

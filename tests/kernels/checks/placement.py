@@ -154,7 +154,7 @@ def judge_service(run, book):
     told = [json.loads(line) for line in run.text("watch.txt").splitlines()]
     given = {(event["work"], event["cpus"]) for event in told if event["event"] == "affinity" and event["state"] == "set"}
     book.expect(given == {("prefill", "0-1"), ("decode", "2-3")}, f"CPUs given: {given}")
-    # What happens to a run is told after its beginning.
+    # The event `run` comes before all others of a run.
     begun = set()
     for event in told:
         begun |= {event["pid"]} if event["event"] == "run" else {run["pid"] for run in event.get("runs", [])}

@@ -35,7 +35,7 @@ fn chunk(cols: usize) -> usize {
     (CHUNK_BYTES / panel_bytes(cols).max(1)).max(1)
 }
 
-/// Scratch memory for so many tokens: none for two tiles, which take less time than unpacking.
+/// Bytes of scratch memory for this number of tokens. Up to two tiles, multiplying takes less time than unpacking.
 pub(super) fn scratch_bytes(cols: usize, tokens: usize) -> usize {
     if tokens <= 2 * TILE { 0 } else { chunk(cols) * panel_bytes(cols) + CACHE_LINE }
 }
@@ -70,7 +70,7 @@ pub(super) unsafe fn run(job: &MatmulJob<'_>, scratch: &mut [u8]) -> bool {
     true
 }
 
-/// Unpacks a panel of so many blocks.
+/// Unpacks a panel with this number of blocks.
 ///
 /// # Safety
 /// The processor must have the instructions, and `to` must have room for the blocks, aligned to 64.
