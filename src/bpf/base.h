@@ -17,6 +17,9 @@ struct ev_tensors *btf_tensors;
 struct ev_kernels *btf_kernels;
 struct ev_batch *btf_batch;
 struct ev_ticks *btf_ticks;
+struct ev_ubatch *btf_ubatch;
+struct ev_memory *btf_memory;
+enum memory_what btf_memory_what;
 enum batch_layout btf_layout;
 enum ev_phase btf_phase;
 enum ev_what btf_what;
@@ -44,6 +47,8 @@ const volatile struct ops_constants {
 	__u32 wake_bytes;
 	__u32 phases;	      /* 1: a change between prompt and decode wakes the reader */
 	__u32 batch_on_stack; /* 1: llama_batch by value on the stack (x86-64), 0: by pointer in arg 2 */
+	__u32 batches;	      /* 1: describe the llama_batch that is passed */
+	__u32 memory_off;     /* 1 + offset of llama_context.memory, 0: not known */
 	__u32 tensor_len;     /* bytes up to the end of name, at most TENSOR_RAW */
 	__u32 type_off, ne_off, nb_off, op_off, op_params_off, flags_off, src_off, n_src, view_src_off;
 	__u32 ith_off, pool_off;	       /* pool_off 0: no such field */

@@ -31,6 +31,8 @@ enum ev_kind {
 	EV_KERNELS,
 	EV_BATCH,
 	EV_TICKS,
+	EV_UBATCH,
+	EV_MEMORY,
 	EV_KINDS,
 };
 
@@ -89,7 +91,7 @@ struct ev_hdr {
 
 /*
  * TOKEN_*: a = llama_context, n = tokens in the batch or -1, b = entry (0 process, 1 decode, 2
- * encode).
+ * encode), first word of guid = the context's memory (0: not known).
  * SCHED_*: a = scheduler, b = cgraph. SPLIT_*: a = backend, b = cgraph, guid.
  * GRAPH_ENTER: a = cgraph, b = uid (0: none). GRAPH_EXIT: a = end of thread 0's last op (0: not
  * seen).
@@ -165,6 +167,52 @@ struct ev_batch {
 	__u32 answer; /* 1: a response */
 	__u32 length; /* bytes of the response */
 	__u32 usecs;  /* that the NPU took; 0: it does not say */
+};
+
+/* ev_ubatch.what */
+#define CHUNKS_OF_BATCH 1 /* of a llama_batch, which may be computed in parts; else of a ubatch */
+#define CHUNKS_ODD 2	  /* a ubatch of an unknown layout */
+
+/* Consecutive tokens of one sequence, in one event. */
+#define CHUNKS 8
+struct chunk {
+	__s32 seq;
+	__s32 pos; /* of the first; -1: not known */
+	__u32 tokens;
+	__u32 outputs; /* tokens whose logits or embeddings are wanted */
+};
+
+/* The tokens of a batch or of a part of it. */
+struct ev_ubatch {
+	struct ev_hdr h;
+	__u32 tokens;  /* 0: the event continues the one before */
+	__u32 n;       /* chunks in this event */
+	__u32 unread;  /* tokens after these that were not read */
+	__u32 what;
+	struct chunk chunk[CHUNKS];
+};
+
+enum memory_what {
+	MEMORY_CLEAR,
+	MEMORY_REMOVE,
+	MEMORY_COPY,
+	MEMORY_KEEP,
+	MEMORY_SHIFT,
+	MEMORY_SAVE,
+	MEMORY_LOAD,
+	MEMORY_DIVIDE,
+};
+
+/* A change of a context's memory. */
+struct ev_memory {
+	struct ev_hdr h;
+	__u64 object; /* the memory, or its context */
+	__u32 what;
+	__s32 seq;   /* -1: all */
+	__s32 to;    /* the sequence copied to; by how much positions are shifted, or their divisor */
+	__s32 from;  /* first position; negative: 0 */
+	__s32 until; /* after the last; negative: the end */
+	__u32 unused;
 };
 
 #define TICKS_CHUNK 40

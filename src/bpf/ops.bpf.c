@@ -9,6 +9,7 @@
 #include "event.h"
 #include "base.h"
 #include "phase.h"
+#include "ubatch.h"
 #include "dispatch.h"
 #include "batch.h"
 #include "ticks.h"
@@ -17,6 +18,7 @@
 #include "experts.h"
 #include "phases.h"
 #include "waits.h"
+#include "memory.h"
 #include "account.h"
 
 char LICENSE[] SEC("license") = "Dual MIT/GPL";
@@ -43,6 +45,8 @@ static __always_inline int call(struct pt_regs *ctx, __u16 kind, __u64 a, __u64 
 	e.a = a;
 	e.b = b;
 	e.n = n;
+	if (kind == EV_TOKEN_ENTER && k.memory_off)
+		peek(e.guid, 8, a + k.memory_off - 1);
 	if (kind == EV_SCHED_ENTER || kind == EV_SPLIT_ENTER)
 		graph_shape(&e, b);
 	if (kind == EV_SCHED_ENTER)
@@ -65,12 +69,17 @@ static __always_inline int call(struct pt_regs *ctx, __u16 kind, __u64 a, __u64 
 	return 0;
 }
 
-static __always_inline __s32 batch_tokens(struct pt_regs *ctx)
+/* llama_decode or llama_encode */
+static __always_inline int batch_call(struct pt_regs *ctx, __u64 entry)
 {
 	__u64 at = k.batch_on_stack ? PT_REGS_SP(ctx) + 8 : PT_REGS_PARM2(ctx);
 	__s32 n = -1;
 
-	return get(&n, 4, at) ? n : -1;
+	if (!get(&n, 4, at))
+		n = -1;
+	call(ctx, EV_TOKEN_ENTER, PT_REGS_PARM1(ctx), entry, n);
+	batch_chunks(ctx, bpf_get_current_pid_tgid(), at);
+	return 0;
 }
 
 SEC("uprobe")
@@ -82,13 +91,13 @@ int token_process(struct pt_regs *ctx)
 SEC("uprobe")
 int token_decode(struct pt_regs *ctx)
 {
-	return call(ctx, EV_TOKEN_ENTER, PT_REGS_PARM1(ctx), 1, batch_tokens(ctx));
+	return batch_call(ctx, 1);
 }
 
 SEC("uprobe")
 int token_encode(struct pt_regs *ctx)
 {
-	return call(ctx, EV_TOKEN_ENTER, PT_REGS_PARM1(ctx), 2, batch_tokens(ctx));
+	return batch_call(ctx, 2);
 }
 
 SEC("uretprobe")

@@ -2,15 +2,16 @@
 
 use crate::capture::skel::types::{
     ev_batch, ev_call, ev_counted, ev_counter, ev_experts, ev_hdr, ev_kernels, ev_kind, ev_nodes, ev_offcpu,
-    ev_op, ev_tensor, ev_tensors, ev_ticks, ev_waits, ev_what,
+    ev_memory, ev_op, ev_tensor, ev_tensors, ev_ticks, ev_ubatch, ev_waits, ev_what,
 };
 use crate::engine::layout::TENSOR_RAW;
 use crate::engine::probes::{PHASES, WAITS};
 
 pub use crate::capture::skel::types::{
     batch_layout as BatchLayout, ev_batch as Batch, ev_call as Call, ev_counted as Counted,
-    ev_experts as Experts, ev_hdr as Head, ev_kernels as Kernels, ev_nodes as Nodes,
+    ev_experts as Experts, ev_hdr as Head, ev_kernels as Kernels, ev_memory as Memory, ev_nodes as Nodes,
     ev_offcpu as OffCpuEvent, ev_op as Op, ev_tensor as Tensor, ev_tensors as Tensors, ev_ticks as Ticks,
+    ev_ubatch as Ubatch, memory_what as MemoryWhat,
 };
 
 // The tables of probed functions match the enums of the BPF programs.
@@ -46,9 +47,16 @@ pub const KIND_NAMES: [&str; KINDS] = [
     "kernels",
     "batch",
     "ticks",
+    "ubatch",
+    "memory",
 ];
 /// Timestamps in one event, as in src/bpf/event.h.
 pub const TICKS_CHUNK: usize = 40;
+/// Chunks of a batch in one event, as in src/bpf/event.h.
+pub const CHUNKS: usize = 8;
+/// Bits of `ev_ubatch.what`, as in src/bpf/event.h.
+pub const CHUNKS_OF_BATCH: u32 = 1;
+pub const CHUNKS_ODD: u32 = 2;
 /// Kernels in one event, as in src/bpf/event.h.
 pub const KERNELS_CHUNK: usize = 4;
 /// Counters in addition to the events', in the order of `enum ev_counter`.
@@ -123,6 +131,10 @@ pub enum Event<'a> {
     Batch(&'a Batch),
     /// Timestamps of a device that the engine has fetched, or the length of a tick.
     Ticks(&'a Ticks),
+    /// The tokens of a batch or a part of it.
+    Ubatch(&'a Ubatch),
+    /// The program changes a context's memory.
+    Memory(&'a Memory),
 }
 
 /// The event at the start of `bytes`, and the index of its kind. None if the bytes are not an event: too short for
@@ -156,6 +168,8 @@ pub fn parse(bytes: &[u8]) -> Option<(usize, Event<'_>)> {
         ev_kind::EV_KERNELS => Event::Kernels(view(bytes)?),
         ev_kind::EV_BATCH => Event::Batch(view(bytes)?),
         ev_kind::EV_TICKS => Event::Ticks(view(bytes)?),
+        ev_kind::EV_UBATCH => Event::Ubatch(view(bytes)?),
+        ev_kind::EV_MEMORY => Event::Memory(view(bytes)?),
         _ => return None,
     };
     Some((kind, event))
@@ -181,6 +195,10 @@ unsafe impl Plain for ev_kernels {}
 unsafe impl Plain for ev_batch {}
 // SAFETY: as above.
 unsafe impl Plain for ev_ticks {}
+// SAFETY: as above.
+unsafe impl Plain for ev_ubatch {}
+// SAFETY: as above.
+unsafe impl Plain for ev_memory {}
 // SAFETY: as above.
 unsafe impl Plain for ev_op {}
 // SAFETY: as above.
@@ -237,6 +255,8 @@ mod tests {
         assert_eq!(size_of::<ev_call>(), 24 + 6 * 4 + 2 * 8 + 16);
         assert_eq!(size_of::<ev_batch>(), 24 + 2 * 8 + 4 * 4);
         assert_eq!(size_of::<ev_ticks>(), 24 + 8 + 4 * 4 + 8 * TICKS_CHUNK);
+        assert_eq!(size_of::<ev_ubatch>(), 24 + 4 * 4 + 16 * CHUNKS);
+        assert_eq!(size_of::<ev_memory>(), 24 + 8 + 6 * 4);
         assert_eq!(size_of::<ev_nodes>(), 24 + 8 + 8 + 48 * 12);
         assert_eq!(size_of::<ev_experts>(), 24 + 3 * 8 + 6 * 4 + 64 * 4);
         assert_eq!(size_of::<ev_offcpu>(), 24 + 3 * 8 + 4 * 4 + 2 * 2 + 4 + 3 * 16);

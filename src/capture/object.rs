@@ -54,6 +54,8 @@ fn fill(k: &mut ops_constants, options: &CaptureOptions, reading: &Reading) {
     k.kernels = u32::from(options.gpu >= GpuDetail::Kernel);
     k.wake_bytes = options.wake();
     k.phases = u32::from(options.phases_at_once);
+    k.batches = u32::from(reading.batches);
+    k.memory_off = reading.memory_off.map_or(0, |o| o + 1);
     k.batch_on_stack = u32::from(cfg!(target_arch = "x86_64"));
     k.tensor_len = l.tensor_bytes();
     k.type_off = l.type_off;
@@ -207,6 +209,19 @@ impl LoadedObject {
             Prog::WaitContext => &p.wait_context,
             Prog::WaitRead => &p.wait_read,
             Prog::WaitExit => &p.wait_exit,
+            Prog::UbatchEnter => &p.ubatch_enter,
+            Prog::MemoryClear => &p.memory_clear,
+            Prog::MemoryRemove => &p.memory_remove,
+            Prog::MemoryCopy => &p.memory_copy,
+            Prog::MemoryKeep => &p.memory_keep,
+            Prog::MemoryShift => &p.memory_shift,
+            Prog::MemoryDivide => &p.memory_divide,
+            Prog::StateSave => &p.state_save,
+            Prog::StateLoad => &p.state_load,
+            Prog::StateSeqSave => &p.state_seq_save,
+            Prog::StateSeqLoad => &p.state_seq_load,
+            Prog::StateFileSave => &p.state_file_save,
+            Prog::StateFileLoad => &p.state_file_load,
         }
     }
 

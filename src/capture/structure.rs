@@ -60,6 +60,10 @@ pub struct Reading {
     pub glu: u32,
     /// The engine has code for a device, so that there may be splits on other backends than the CPU's.
     pub devices: bool,
+    /// Programs pass a llama_batch, which is read where they do.
+    pub batches: bool,
+    /// Offset of `llama_context.memory`, if it is known.
+    pub memory_off: Option<u32>,
     /// Number of MUL_MAT_ID, and of the type of its ids.
     pub experts: Option<(u32, u32)>,
     n_ops: u32,
@@ -84,6 +88,8 @@ impl Reading {
             engine,
             layout,
             devices: false,
+            batches: false,
+            memory_off: None,
             unary: number("UNARY"),
             glu: number("GLU"),
             experts: tables.op("MUL_MAT_ID").zip(i32_type),

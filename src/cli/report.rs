@@ -112,6 +112,9 @@ impl Choice for By {
         ("energy", "joules, frequencies, temperatures (--sensors)", Self::Energy),
         ("cpu", "CPUs and clusters that ops ran on, and migrations", Self::Cpu),
         ("level", "level of detail over time, and its cost (--budget)", Self::Level),
+        ("request", "requests: prompt, cached tokens, TTFT, time per token, drafts", Self::Request),
+        ("sequence", "sequences (a server's slots)", Self::Sequence),
+        ("batch", "calls by the number of sequences they compute, and drafts", Self::Batch),
     ];
 }
 

@@ -5,7 +5,7 @@
 
 use crate::engine::discover::{self, DiscoveredEngine, EngineModule};
 use crate::engine::elf::{ElfFile, ElfMachine, Symbol};
-use crate::engine::enqueue;
+use crate::engine::{enqueue, sequences};
 use crate::engine::probes::{BATCHES, DISPATCHES, GRAPH_LAUNCHES, PHASES, Role, TICKS, WAITS};
 use crate::engine::prologue::{self, Need, ProbeOffset};
 
@@ -116,10 +116,14 @@ pub struct Ladder {
     pub phase: Vec<Rung>,
     /// Calls that wait for a device. Empty if the engine has no device: nothing waits then.
     pub wait: Vec<Rung>,
+    /// A part of a batch. Empty where the batch is read at the call.
+    pub ubatch: Vec<Rung>,
+    /// Calls that change a context's memory.
+    pub memory: Vec<Rung>,
 }
 
 /// What a function's declaration says about it.
-struct FunctionDecl {
+pub(super) struct FunctionDecl {
     symbol: &'static str,
     args: u8,
     takes_batch: bool,
@@ -129,7 +133,7 @@ struct FunctionDecl {
     by_stack: bool,
 }
 
-const fn function(symbol: &'static str, args: u8, takes_batch: bool, returns: bool) -> FunctionDecl {
+pub(super) const fn function(symbol: &'static str, args: u8, takes_batch: bool, returns: bool) -> FunctionDecl {
     FunctionDecl { symbol, args, takes_batch, returns, by_stack: args == 0 }
 }
 
@@ -187,6 +191,7 @@ pub fn names() -> impl Iterator<Item = &'static str> {
         .chain(waits)
         .chain(dispatches)
         .chain(TICKS)
+        .chain(sequences::names())
 }
 
 impl Ladder {
@@ -206,6 +211,8 @@ impl Ladder {
             Role::Ticks => &self.ticks,
             Role::Phase => &self.phase,
             Role::Wait => &self.wait,
+            Role::Ubatch => &self.ubatch,
+            Role::Memory => &self.memory,
         }
     }
 
@@ -255,6 +262,8 @@ impl Ladder {
                 .collect(),
             node: enqueue::rung(engine).into_iter().collect(),
             wait: wait.filter(|_| devices).into_iter().collect(),
+            ubatch: sequences::ubatch(engine),
+            memory: sequences::memory(engine),
             phase: rung("llama.h", &phases.iter().collect::<Vec<_>>(), &all).into_iter().collect(),
             op_end: if ops.is_empty() { Vec::new() } else { barrier.into_iter().chain([interval]).collect() },
             op: ops,
@@ -293,7 +302,7 @@ fn of_runtime(engine: &DiscoveredEngine, name: &'static str, functions: &[&Funct
 }
 
 /// One point for each of the functions in each module that has it.
-fn points(
+pub(super) fn points(
     engine: &DiscoveredEngine,
     functions: &[&FunctionDecl],
     pick: &dyn Fn(&EngineModule) -> bool,

@@ -317,6 +317,12 @@ pub fn op_numbers(base: &ElfFile) -> [(&'static str, Option<i64>); 2] {
     [("UNARY", code.read("ggml_get_unary_op", against)), ("GLU", code.read("ggml_get_glu_op", against))]
 }
 
+/// Offset of the member that a function of an object returns.
+pub fn member_returned(elf: &ElfFile, symbol: &'static str) -> Option<u32> {
+    let offset = CodeReader { elf }.read(symbol, load)?;
+    u32::try_from(offset).ok().filter(|v| *v < 65536)
+}
+
 struct CodeReader<'a> {
     elf: &'a ElfFile,
 }

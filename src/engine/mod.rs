@@ -17,6 +17,7 @@ pub mod layout;
 pub mod probes;
 pub mod prologue;
 pub mod search;
+pub mod sequences;
 pub mod symtab;
 pub mod tables;
 pub mod version;

@@ -1,7 +1,7 @@
 //! What is probed: the roles of an engine's functions, the programs that run there, and the functions that start a
 //! phase or wait for a device.
 
-pub const ROLES: usize = 13;
+pub const ROLES: usize = 15;
 
 /// What a rung observes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,6 +25,10 @@ pub enum Role {
     Phase,
     /// The program waits for a device.
     Wait,
+    /// A part of a batch is computed.
+    Ubatch,
+    /// The program changes a context's memory.
+    Memory,
 }
 
 impl Role {
@@ -40,6 +44,8 @@ impl Role {
         Role::CpuGraph,
         Role::Split,
         Role::Graph,
+        Role::Ubatch,
+        Role::Memory,
         Role::Wait,
         Role::Token,
         Role::Phase,
@@ -61,6 +67,8 @@ impl Role {
             Role::Ticks => "ticks",
             Role::Phase => "phase",
             Role::Wait => "wait",
+            Role::Ubatch => "ubatch",
+            Role::Memory => "memory",
         }
     }
 }
@@ -126,10 +134,24 @@ pub enum Prog {
     WaitContext,
     WaitRead,
     WaitExit,
+    /// The ubatch is the second argument.
+    UbatchEnter,
+    MemoryClear,
+    MemoryRemove,
+    MemoryCopy,
+    MemoryKeep,
+    MemoryShift,
+    MemoryDivide,
+    StateSave,
+    StateLoad,
+    StateSeqSave,
+    StateSeqLoad,
+    StateFileSave,
+    StateFileLoad,
 }
 
 impl Prog {
-    pub const ALL: [Prog; 42] = [
+    pub const ALL: [Prog; 55] = [
         Prog::TokenProcess,
         Prog::TokenDecode,
         Prog::TokenEncode,
@@ -172,6 +194,19 @@ impl Prog {
         Prog::WaitContext,
         Prog::WaitRead,
         Prog::WaitExit,
+        Prog::UbatchEnter,
+        Prog::MemoryClear,
+        Prog::MemoryRemove,
+        Prog::MemoryCopy,
+        Prog::MemoryKeep,
+        Prog::MemoryShift,
+        Prog::MemoryDivide,
+        Prog::StateSave,
+        Prog::StateLoad,
+        Prog::StateSeqSave,
+        Prog::StateSeqLoad,
+        Prog::StateFileSave,
+        Prog::StateFileLoad,
     ];
 
     /// Return probes run when the function returns.
@@ -273,4 +308,53 @@ pub const WAITS: [WaitFunction; 4] = [
 /// The program at the entries of a waiting function.
 pub fn of_wait(function: &str) -> Prog {
     WAITS.iter().find(|w| w.function == function).map_or(Prog::WaitRead, |w| w.prog)
+}
+
+/// A function that changes, saves or loads a context's memory (llama.h), and the program at its entries.
+pub struct MemoryFunction {
+    pub function: &'static str,
+    pub prog: Prog,
+}
+
+const fn memory(function: &'static str, prog: Prog) -> MemoryFunction {
+    MemoryFunction { function, prog }
+}
+
+/// All such functions; a release has some of them. Since 2025-06 they take the memory, before that the context.
+pub const MEMORY: [MemoryFunction; 30] = [
+    memory("llama_memory_clear", Prog::MemoryClear),
+    memory("llama_kv_self_clear", Prog::MemoryClear),
+    memory("llama_kv_cache_clear", Prog::MemoryClear),
+    memory("llama_memory_seq_rm", Prog::MemoryRemove),
+    memory("llama_kv_self_seq_rm", Prog::MemoryRemove),
+    memory("llama_kv_cache_seq_rm", Prog::MemoryRemove),
+    memory("llama_memory_seq_cp", Prog::MemoryCopy),
+    memory("llama_kv_self_seq_cp", Prog::MemoryCopy),
+    memory("llama_kv_cache_seq_cp", Prog::MemoryCopy),
+    memory("llama_memory_seq_keep", Prog::MemoryKeep),
+    memory("llama_kv_self_seq_keep", Prog::MemoryKeep),
+    memory("llama_kv_cache_seq_keep", Prog::MemoryKeep),
+    memory("llama_memory_seq_add", Prog::MemoryShift),
+    memory("llama_kv_self_seq_add", Prog::MemoryShift),
+    memory("llama_kv_cache_seq_add", Prog::MemoryShift),
+    memory("llama_memory_seq_div", Prog::MemoryDivide),
+    memory("llama_kv_self_seq_div", Prog::MemoryDivide),
+    memory("llama_kv_cache_seq_div", Prog::MemoryDivide),
+    memory("llama_state_get_data", Prog::StateSave),
+    memory("llama_state_save_file", Prog::StateSave),
+    memory("llama_state_set_data", Prog::StateLoad),
+    memory("llama_state_load_file", Prog::StateLoad),
+    memory("llama_state_seq_get_data", Prog::StateSeqSave),
+    memory("llama_state_seq_get_data_ext", Prog::StateSeqSave),
+    memory("llama_state_seq_set_data", Prog::StateSeqLoad),
+    memory("llama_state_seq_set_data_ext", Prog::StateSeqLoad),
+    memory("llama_state_seq_save_file", Prog::StateFileSave),
+    memory("llama_state_seq_load_file", Prog::StateFileLoad),
+    memory("llama_copy_state_data", Prog::StateSave),
+    memory("llama_set_state_data", Prog::StateLoad),
+];
+
+/// The program at the entries of a function that changes a context's memory.
+pub fn of_memory(function: &str) -> Prog {
+    MEMORY.iter().find(|m| m.function == function).map_or(Prog::MemoryClear, |m| m.prog)
 }

@@ -149,6 +149,8 @@ fn programs(point: &ProbePoint, role: Role) -> (Prog, Option<Prog>) {
         (Role::Ticks, _) => (Prog::PeriodAsk2, Some(Prog::PeriodTold)),
         (Role::Phase, _) => (probes::of_phase(symbol), Some(Prog::PhaseExit)),
         (Role::Wait, _) => (probes::of_wait(symbol), Some(Prog::WaitExit)),
+        (Role::Ubatch, _) => (Prog::UbatchEnter, None),
+        (Role::Memory, _) => (probes::of_memory(symbol), None),
     }
 }
 

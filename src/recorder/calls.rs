@@ -46,6 +46,8 @@ pub struct OpenCall {
     pub plan: Option<u32>,
     /// Split: kernels and graphs of kernels that its thread had given to a device before, if they are counted.
     pub dispatched: Option<(u32, u32)>,
+    /// Token: each of its sequences has one token; none: its batch was not read.
+    pub single: Option<bool>,
     /// Split on a device: all batches that its thread writes are seen.
     pub batched: bool,
     /// Inner calls of the same kind, counted so that only the outermost return ends the call.
@@ -105,6 +107,7 @@ impl OpenCall {
             detail: 0,
             plan: None,
             dispatched: None,
+            single: None,
             batched: false,
             depth: 0,
         }

@@ -26,6 +26,7 @@ use crate::recorder::offload::SplitPlans;
 use crate::recorder::phases::OpenPhases;
 use crate::recorder::process_tree::ProcessTree;
 use crate::recorder::qos::ReturnedCall;
+use crate::recorder::sequences::{CallOfBatch, Sequences};
 use crate::recorder::thread_hits::ThreadHit;
 use crate::recorder::ticks::DeviceTicks;
 use ggml::backend_guid;
@@ -84,6 +85,7 @@ pub struct Drain<W: Write> {
     tensors: TensorTable,
     pub experts: HeldExperts,
     phases: OpenPhases,
+    pub sequences: Sequences,
     seq: [u64; 4],
     last_ts: u64,
     /// Later events are not recorded.
@@ -124,6 +126,7 @@ impl<W: Write> Drain<W> {
             tensors: TensorTable::default(),
             experts: HeldExperts::default(),
             phases: OpenPhases::default(),
+            sequences: Sequences::default(),
             seq: [0; 4],
             last_ts: 0,
             until: u64::MAX,
@@ -300,6 +303,8 @@ impl<W: Write> Drain<W> {
             Event::Kernels(e) => self.kernels(e),
             Event::Batch(e) => self.batch(e),
             Event::Ticks(e) => self.ticks(e),
+            Event::Ubatch(e) => self.ubatch(e),
+            Event::Memory(e) => self.memory(e),
             Event::Experts(e) => {
                 if let Some(graph) = self.graphs.seq_by_caller(e.h.tid) {
                     self.experts.take(graph, e);
@@ -350,6 +355,8 @@ impl<W: Write> Drain<W> {
         };
         if kind == CallKind::Token {
             call.detail = e.b as u32;
+            let memory = e.guid.first_chunk().map_or(0, |bytes| u64::from_ne_bytes(*bytes));
+            self.sequences.learn(h.tgid, memory, e.a);
             // An entry's second word is its entry point, not a cgraph.
             call.cgraph = 0;
         }
@@ -408,7 +415,7 @@ impl<W: Write> Drain<W> {
         match c.kind {
             CallKind::Token => {
                 self.totals.calls += 1;
-                let decode = c.width.max(c.n.max(0) as u32) <= 1;
+                let decode = c.single == Some(true) || c.width.max(c.n.max(0) as u32) <= 1;
                 self.totals.decoded += u64::from(decode);
                 if !cut && device == Device::Unseen {
                     self.process_tree.unseen(c.tgid, end, decode);
@@ -574,6 +581,30 @@ impl<W: Write> Drain<W> {
         self.phases.take(e, &mut self.enc)
     }
 
+    fn ubatch(&mut self, e: &event::Ubatch) -> Result<(), WriteError> {
+        self.meet(&e.h);
+        let read = e.n > 0;
+        if let Some(shown) = self.shown(e.h.engine).filter(|_| read) {
+            shown.ubatches += 1;
+        }
+        let mut call = self.calls.current(CallKind::Token, e.h.tid);
+        if let Some(call) = &mut call {
+            let single = e.chunk.iter().take(e.n as usize).all(|c| c.tokens == 1);
+            call.single = read.then_some(single && e.unread == 0 && call.single != Some(false));
+        }
+        let call =
+            call.map_or(CallOfBatch::default(), |c| CallOfBatch { token: Some(c.seq), context: c.object });
+        self.sequences.ubatch(e, call, &mut self.enc)
+    }
+
+    fn memory(&mut self, e: &event::Memory) -> Result<(), WriteError> {
+        self.meet(&e.h);
+        if let Some(shown) = self.shown(e.h.engine) {
+            shown.memory_calls += 1;
+        }
+        self.sequences.memory(e, &mut self.enc)
+    }
+
     fn process_exit(&mut self, tgid: u32, ts: u64) -> Result<(), WriteError> {
         self.totals.exited += 1;
         self.part(tgid, ts)?;
@@ -587,6 +618,7 @@ impl<W: Write> Drain<W> {
         self.tensors.forget(tgid);
         self.kernels.forget(tgid);
         self.ticks.forget(tgid);
+        self.sequences.forget(tgid);
         if let Some(computing) = &mut self.computing {
             computing.forget(tgid);
         }

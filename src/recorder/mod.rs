@@ -21,6 +21,7 @@ pub mod qos;
 pub mod recording;
 #[cfg(test)]
 mod sample;
+pub mod sequences;
 pub mod session;
 pub mod submissions;
 pub mod thread_hits;

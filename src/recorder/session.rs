@@ -30,6 +30,7 @@ use crate::capture::source::{CaptureOptions, GpuDetail, Source};
 use crate::capture::structure::{self, MAX_ENGINES, Reading};
 use crate::engine::discover::{self, DiscoverError, DiscoveredEngine};
 use crate::engine::probes::Role;
+use crate::engine::sequences;
 use crate::host::diagnose;
 use crate::host::halt::Halts;
 use crate::host::machine::{self, AgentCpu};
@@ -349,6 +350,8 @@ impl Session {
         let described = self.options.capture.gpu >= GpuDetail::Split;
         reading.devices =
             described && (self.options.op_probe.is_some() || engine.modules.iter().any(|m| m.roles.drives));
+        reading.batches = sequences::passes_batches(&engine);
+        reading.memory_off = sequences::memory_offset(&engine);
         let prober = self.source.engine(&reading)?;
         self.hear(watch)?;
         self.define(id, &engine)?;

@@ -183,6 +183,8 @@ pub fn verdict(a: &AttachedEngine, role: Role, s: &Shown, wanted: bool) -> RoleV
         Role::Dispatch => (None, s.dispatches),
         Role::Batch => (None, s.batches),
         Role::Ticks => (None, s.ticks),
+        Role::Ubatch => (None, s.ubatches),
+        Role::Memory => (None, s.memory_calls),
         Role::Op => ((s.unknown == 0 && s.expected > 0).then_some(s.expected), s.ops),
         // Every op has this kind of end, without separate hits.
         Role::OpEnd if a.rung(role).is_some_and(|r| r.how == RungMethod::Interval) => (None, s.ops),
@@ -248,6 +250,8 @@ fn returns(role: Role, s: &Shown) -> Option<String> {
         | Role::Batch
         | Role::Ticks
         | Role::Phase
+        | Role::Ubatch
+        | Role::Memory
         | Role::Wait => {
             return None;
         }

@@ -149,6 +149,15 @@ fn sum_of_cause(record: &Record) -> Option<i128> {
             i128::from(r.ring) + i128::from(r.t) + all.sum::<i128>()
         }
         Record::Feature(r) => r.state as i128 + text(&[r.name, r.why]),
+        Record::Ubatch(r) => {
+            let v = [r.pid.into(), r.tid.into(), r.t as u64, r.context, r.tokens.into(), r.unread.into()];
+            let of_chunk = |c: Chunk| i128::from(c.seq) + i128::from(c.pos) + sum(&[c.tokens, c.outputs]);
+            some(r.token) + sum(&v) + i128::from(r.whole) + chunks(r).map(of_chunk).sum::<i128>()
+        }
+        Record::Memory(r) => {
+            let places = [r.seq, r.to, r.from, r.until].map(i128::from).iter().sum::<i128>();
+            sum(&[r.pid.into(), r.tid.into(), r.t as u64, r.context, r.what as u64]) + places
+        }
         _ => return None,
     })
 }
@@ -204,7 +213,7 @@ fn summary(trace: &Trace) -> Vec<String> {
 }
 
 /// Without extension: `.pfi` is the file, `.txt` its content. The newest comes last.
-const GOLDEN: [&str; 8] = [
+const GOLDEN: [&str; 9] = [
     "golden/small",
     "golden/small-1.1",
     "golden/small-1.2",
@@ -213,6 +222,7 @@ const GOLDEN: [&str; 8] = [
     "golden/small-1.5",
     "golden/small-1.6",
     "golden/small-1.7",
+    "golden/small-1.8",
 ];
 const NEWEST: &str = GOLDEN[GOLDEN.len() - 1];
 

@@ -118,7 +118,44 @@ pub fn write<W: Write>(e: &mut Encoder<W>, plan: u32, t: u64) {
     let run = KernelRun { source: KernelSource::CuptiGraph, queue: 1 << 32 | 7, ..run };
     e.device_kernels(&run, &kernels(t)[..1]).unwrap();
     e.counter(&counter(3, 4_000_000_000)).unwrap();
+    sequences(e, t);
 }
+
+/// A batch of a call in two records, a batch without a call, and changes of memory.
+fn sequences<W: Write>(e: &mut Encoder<W>, t: u64) {
+    let chunk = |seq, pos, tokens, outputs| Chunk { seq, pos, tokens, outputs };
+    let context = 0x7f00_1234_5680;
+    let batch = Ubatch {
+        token: Some(0),
+        pid: PID,
+        tid: PID,
+        t: t as i64 - 3,
+        context,
+        tokens: 520,
+        unread: 0,
+        whole: false,
+        data: &[],
+    };
+    e.ubatch(&batch, [chunk(3, 17, 500, 1), chunk(0, 900, 1, 1)].into_iter()).unwrap();
+    let more = Ubatch { tokens: 0, unread: 12, ..batch };
+    e.ubatch(&more, [chunk(255, 0, 7, 7)].into_iter()).unwrap();
+    let blind = Ubatch { token: None, context: 0, tokens: 4, whole: true, ..batch };
+    e.ubatch(&blind, [chunk(0, -1, 4, 1)].into_iter()).unwrap();
+    let call = MemoryCall {
+        pid: PID,
+        tid: PID,
+        t: t as i64 - 7,
+        context,
+        what: MemoryChange::Remove,
+        seq: 3,
+        to: 0,
+        from: 17,
+        until: -1,
+    };
+    e.memory(&call).unwrap();
+    e.memory(&MemoryCall { what: MemoryChange::Shift, seq: -1, to: -128, from: 256, until: 300, ..call }).unwrap();
+}
+
 
 /// 10 GB/s, 50 GFLOP/s and 200 Gop/s a thread.
 pub fn peaks(cluster: &str, threads: u32) -> Peaks<'_> {

@@ -8,11 +8,13 @@ use std::collections::{HashMap, HashSet};
 use serde::Serialize;
 
 use super::load::Loaded;
+use super::sequences::Sequences;
 use common::order;
 use ggml::backend_guid;
 use pfi::record::{Backend, CpuGraph, Device, Entry, Graph};
 
-/// Derived from the widest ubatch of a call: 1 token is decode, more is prefill.
+/// Derived from the widest ubatch of a call: 1 token is decode, more is prefill. Where the batch is known, several tokens
+/// of as many sequences, and drafts to verify, are decode as well.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Phase {
@@ -62,7 +64,8 @@ pub struct Call {
     pub start: i64,
     /// ns.
     pub dur: u64,
-    /// Tokens in the batch; the sum over its ubatches if the batch was not read.
+    /// Tokens in the batch; the sum over its ubatches if the batch was not read. Of a draft to verify, the tokens accepted
+    /// and the one after them.
     pub tokens: Option<u64>,
     pub phase: Phase,
     /// Scheduler graphs (or what replaces them) in the call.
@@ -94,6 +97,8 @@ pub struct Timeline {
     pub graph_phase: HashMap<u64, Phase>,
     /// Index of the call by the seq of a scheduler graph.
     pub graph_call: HashMap<u64, usize>,
+    /// What each call was given to compute; none if no batch was recorded.
+    pub sequences: Option<Sequences>,
 }
 
 /// Widths seen for one call while its graphs are collected.
@@ -131,6 +136,10 @@ pub fn timeline(loaded: &Loaded<'_>) -> Timeline {
     for (call, width) in calls.iter_mut().zip(&widths) {
         settle(call, width);
     }
+    let sequences = Sequences::of(loaded, &calls).filter(|_| source == CallSource::Token);
+    if let Some(known) = &sequences {
+        calls.iter_mut().enumerate().for_each(|(i, call)| settle_known(call, i, known));
+    }
     let phase_of = |call: Option<usize>| call.and_then(|c| calls.get(c)).map(|c| c.phase);
     let graph_phase: HashMap<u64, Phase> =
         graphs.iter().map(|(seq, g)| (*seq, phase_of(g.call).unwrap_or(Phase::of_width(g.width)))).collect();
@@ -145,7 +154,7 @@ pub fn timeline(loaded: &Loaded<'_>) -> Timeline {
         })
         .collect();
     let graph_call = graphs.iter().filter_map(|(seq, g)| Some((*seq, g.call?))).collect();
-    Timeline { source, calls, cpu_phase, cpu_call, graph_phase, graph_call }
+    Timeline { source, calls, cpu_phase, cpu_call, graph_phase, graph_call, sequences }
 }
 
 /// A scheduler graph: the call it belongs to and its ubatch (0: not read).
@@ -297,6 +306,15 @@ pub(super) fn settle(call: &mut Call, width: &Width) {
     };
     if call.tokens.is_none() && width.graphs > 0 && !width.incomplete {
         call.tokens = Some(width.sum);
+    }
+}
+
+/// Sets a call's phase and tokens from its batch: several sequences may each have a token, and of a draft only some tokens
+/// are accepted.
+fn settle_known(call: &mut Call, index: usize, known: &Sequences) {
+    if let Some(work) = known.works.get(index).and_then(Option::as_ref) {
+        call.phase = work.phase().unwrap_or(call.phase);
+        call.tokens = known.tokens(index).or(call.tokens);
     }
 }
 

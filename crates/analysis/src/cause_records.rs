@@ -21,6 +21,8 @@ pub struct Causes<'a> {
     pub phases: Vec<PhaseCall<'a>>,
     pub samples: Vec<SensorSample<'a>>,
     pub levels: Vec<LevelChange<'a>>,
+    pub ubatches: Vec<Ubatch<'a>>,
+    pub memory: Vec<MemoryCall>,
 }
 
 impl<'a> Causes<'a> {
@@ -38,6 +40,8 @@ impl<'a> Causes<'a> {
             Record::PhaseCall(r) => self.phases.push(r),
             Record::Sample(r) => self.samples.push(r),
             Record::LevelChange(r) => self.levels.push(r),
+            Record::Ubatch(r) => self.ubatches.push(r),
+            Record::Memory(r) => self.memory.push(r),
             _ => {}
         }
     }
@@ -56,5 +60,7 @@ impl<'a> Causes<'a> {
         self.phases.extend(part.phases);
         self.samples.extend(part.samples);
         self.levels.extend(part.levels);
+        self.ubatches.extend(part.ubatches);
+        self.memory.extend(part.memory);
     }
 }

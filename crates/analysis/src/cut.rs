@@ -178,7 +178,9 @@ fn keep_context(loaded: &mut Loaded<'_>, line: &Timeline, pid: u32, context: u32
     loaded.runs.retain(|r| cpu.contains(&r.graph));
     loaded.causes.counts.retain(|r| cpu.contains(&r.graph));
     loaded.causes.experts.retain(|r| cpu.contains(&r.graph));
-    loaded.tokens.retain(|t| own.contains(&t.seq));
+    let all = std::mem::take(&mut loaded.tokens);
+    (loaded.tokens, loaded.aside) = all.into_iter().partition(|t| own.contains(&t.seq));
+    loaded.aside.retain(|t| t.pid == pid);
     let scheduled = line.source == CallSource::SchedulerGraph;
     // Graphs that belong to no call are kept along with their CPU graphs.
     let of_cpu: HashSet<u64> = loaded.cpu_graphs.iter().filter_map(|g| g.graph).collect();

@@ -34,6 +34,7 @@ pub mod report;
 mod run_facts;
 pub mod runs;
 pub mod score;
+pub mod sequences;
 pub mod series;
 pub mod server;
 pub mod stacks;

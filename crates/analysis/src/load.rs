@@ -60,6 +60,8 @@ pub struct Loaded<'a> {
     pub causes: Causes<'a>,
     /// Descriptions of what could not be read.
     pub damage: Vec<String>,
+    /// Calls of the process's other contexts, if only one was kept.
+    pub aside: Vec<Token>,
     /// Only one of several contexts of a process was kept.
     pub one_context: bool,
     pub blocks: u64,

@@ -10,7 +10,7 @@ use super::attribution::experts::experts;
 use super::attribution::levels::{levels, within};
 use super::attribution::phases::stages;
 use super::attribution::verdict::{Ceiling, Peak, best_of_trace};
-use super::calls::{DecodeStep, Phase, Timeline, latency, requests, timeline, weighted};
+use super::calls::{DecodeStep, Phase, Request, Timeline, latency, requests, timeline, weighted};
 use super::cut::{self, Cut, NoPart};
 use super::idents::*;
 use super::load::{LoadProgress, Loaded, load};
@@ -22,6 +22,7 @@ use super::peaks;
 use super::quality::quality;
 pub use super::run_facts::{EngineFacts, ModuleFacts, ProcessFacts, RunFacts, run};
 use super::runs::{RunId, RunRow};
+use super::sequences;
 use super::server::batches;
 use super::submissions::device_submissions;
 use super::tables::*;
@@ -81,6 +82,7 @@ impl OtherRun {
             call_source: r.call_source,
             ttft: r.ttft,
             requests: r.requests,
+            sequences: r.sequences,
             phases: r.phases,
             ceiling: r.ceiling,
             experts: r.experts,
@@ -98,7 +100,12 @@ pub fn of(loaded: &mut Loaded<'_>, options: &ReportOptions, progress: &LoadProgr
     // Read-only from here on.
     let loaded = &*loaded;
     let mut requests = requests(&line.calls);
-    for request in requests.list.iter_mut().filter(|r| r.prefill_calls > 0 && batches(loaded, &line, r.pid)) {
+    let known = line.sequences.as_ref();
+    if let Some(known) = known {
+        requests.list = sequences::requests(known);
+    }
+    let blind = |r: &&mut Request| known.is_none() && r.prefill_calls > 0 && batches(loaded, &line, r.pid);
+    for request in requests.list.iter_mut().filter(blind) {
         // It is not known which prompt a batch belongs to.
         (request.ttft_ns, request.prompt_tokens) = (None, None);
     }
@@ -127,6 +134,8 @@ pub fn of(loaded: &mut Loaded<'_>, options: &ReportOptions, progress: &LoadProgr
         ttft: latency(requests.list.iter().filter_map(|r| r.ttft_ns).collect()),
         phases: all.filter_map(|p| phase(&about, &requests.decode_steps, *p, options)).collect(),
         requests: requests.list,
+        sequences: known.map(|known| sequences::report(loaded, &line.calls, known, options.top)),
+        sequences_unknown: known.is_none().then(|| sequences::why_unknown(loaded)),
         unseen: line.calls.iter().any(|c| c.unseen).then(|| unseen(loaded)),
         quality: quality(loaded, &line, &times),
         counters: why.as_ref().map(|w| w.counters.facts().to_vec()).filter(|c| !c.is_empty()),
@@ -213,7 +222,9 @@ fn phase(
         start_to_start: latency(steps.iter().map(|s| s.ns).collect()),
         tpot: each(whole.iter().map(|c| token(c.dur, c.tokens)).collect()),
         tpot_start_to_start: each(steps.iter().map(|s| token(s.ns, s.tokens)).collect()),
-        batched: phase == Phase::Prefill && calls.iter().any(|c| batches(loaded, line, c.pid)),
+        batched: phase == Phase::Prefill
+            && line.sequences.is_none()
+            && calls.iter().any(|c| batches(loaded, line, c.pid)),
         tokens_per_s: tokens.filter(|_| in_call_ns > 0).map(|t| t as f64 * 1e9 / in_call_ns as f64),
         tokens_per_s_wall: step_tokens.filter(|_| steps_ns > 0).map(|n| n as f64 * 1e9 / steps_ns as f64),
         cpu_graphs: sum.graphs,

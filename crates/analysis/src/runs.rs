@@ -246,13 +246,21 @@ impl PlanWeights {
             return marks;
         }
         let index: HashMap<u64, usize> = line.calls.iter().enumerate().map(|(i, c)| (c.seq, i)).collect();
-        let (mut union, mut places) = (Union::default(), HashMap::new());
+        let (mut union, mut places, mut known) = (Union::default(), HashMap::new(), HashMap::new());
         let mut of_call: Vec<Option<usize>> = vec![None; marks.len()];
         for graph in &loaded.graphs {
             let Some(call) = graph.token.and_then(|seq| index.get(&seq)) else { continue };
             let place = *places.entry((graph.pid, graph.cgraph)).or_insert_with(|| union.add());
             if let Some(slot) = of_call.get_mut(*call) {
                 union.join(slot.unwrap_or(place), place);
+                *slot = Some(place);
+            }
+        }
+        // Where the context is known, its graphs' addresses need not tell.
+        for part in loaded.causes.ubatches.iter().filter(|u| u.context != 0) {
+            let slot = part.token.and_then(|seq| index.get(&seq)).and_then(|call| of_call.get_mut(*call));
+            if let Some(slot) = slot {
+                let place = *known.entry((part.pid, part.context)).or_insert_with(|| union.add());
                 *slot = Some(place);
             }
         }

@@ -2,7 +2,7 @@
 #![warn(clippy::indexing_slicing)]
 
 use super::record::{
-    DeviceKernels, Dispatches, Enqueued, Experts, OpCounts, OpCpus, Plan, SensorSample, Slices, Submissions,
+    Chunk, DeviceKernels, Dispatches, Enqueued, Experts, OpCounts, OpCpus, Plan, SensorSample, Slices, Submissions, Ubatch,
 };
 
 /// Longest LEB128 encoding of a u64, bytes.
@@ -281,6 +281,27 @@ pub fn expert_ids<'a>(r: &Experts<'a>) -> impl Iterator<Item = i64> + use<'a> {
 pub fn sensor_values<'a>(r: &SensorSample<'a>) -> impl Iterator<Item = (u32, i64)> + use<'a> {
     let mut all = varints(r.data);
     std::iter::from_fn(move || Some((u32::try_from(all.next()?).ok()?, unzigzag(all.next()?))))
+}
+
+/// Appends chunks of a Ubatch record.
+pub(crate) fn put_chunks(out: &mut Vec<u8>, chunks: impl Iterator<Item = Chunk>) {
+    for c in chunks {
+        [zigzag(c.seq), zigzag(c.pos), c.tokens, c.outputs].into_iter().for_each(|v| put_varint(out, v));
+    }
+}
+
+/// The chunks of a Ubatch record, in order; ends early if its data is damaged.
+pub fn chunks<'a>(r: &Ubatch<'a>) -> impl Iterator<Item = Chunk> + use<'a> {
+    let (data, mut at) = (r.data, 0);
+    std::iter::from_fn(move || {
+        let mut next = || {
+            let (value, after) = varint(data, at)?;
+            at = after;
+            Some(value)
+        };
+        let (seq, pos) = (unzigzag(next()?), unzigzag(next()?));
+        Some(Chunk { seq, pos, tokens: next()?, outputs: next()? })
+    })
 }
 
 /// The groups of an Enqueued record: nodes and host time, ns.

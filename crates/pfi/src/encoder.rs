@@ -4,6 +4,7 @@
 mod causes;
 mod device;
 mod rotate;
+mod sequences;
 
 use std::collections::HashMap;
 use std::io::{self, Write};

@@ -15,6 +15,7 @@ mod predict;
 pub mod reader;
 pub mod record;
 pub mod ring;
+mod sequence;
 mod spool;
 mod state;
 mod store;
@@ -24,7 +25,7 @@ mod tensors;
 
 pub use block::{BLOCK_HEADER, FILE_HEADER, MAJOR, MAX_PAYLOAD, MINOR};
 pub use coding::{
-    KernelTimes, PlanHit, Slice, SliceIter, SliceTime, Submission, counts, cpu_changes, enqueued_groups,
+    KernelTimes, PlanHit, Slice, SliceIter, SliceTime, Submission, chunks, counts, cpu_changes, enqueued_groups,
     expert_ids, group_kernels, kernel_times, plan_hits, sensor_values, slice_iter, submissions,
 };
 pub use encoder::{

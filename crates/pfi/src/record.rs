@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize, Serializer};
 pub use super::account::*;
 pub use super::cause::*;
 pub use super::device::*;
+pub use super::sequence::*;
 pub use super::state::*;
 
 /// One record.
@@ -92,10 +93,14 @@ pub enum Record<'a> {
     TargetState(TargetState<'a>),
     /// The CPUs that a thread's ops started on.
     OpCpus(OpCpus<'a>),
+    /// The tokens of a batch, by sequence.
+    Ubatch(Ubatch<'a>),
+    /// A change of a context's memory.
+    Memory(MemoryCall),
 }
 
 /// Names of the record kinds, indexed by kind on the wire.
-pub const KIND_NAMES: [&str; 38] = [
+pub const KIND_NAMES: [&str; 40] = [
     "Header",
     "Process",
     "Engine",
@@ -134,6 +139,8 @@ pub const KIND_NAMES: [&str; 38] = [
     "Peaks",
     "TargetState",
     "OpCpus",
+    "Ubatch",
+    "Memory",
 ];
 
 impl Record<'_> {
@@ -178,6 +185,8 @@ impl Record<'_> {
             Record::Peaks(_) => 35,
             Record::TargetState(_) => 36,
             Record::OpCpus(_) => 37,
+            Record::Ubatch(_) => 38,
+            Record::Memory(_) => 39,
         }
     }
 
@@ -200,6 +209,8 @@ impl Record<'_> {
             Record::Submissions(r) => Some(r.t),
             Record::Batches(r) => Some(r.t),
             Record::OpCpus(r) => Some(r.t),
+            Record::Ubatch(r) => Some(r.t),
+            Record::Memory(r) => Some(r.t),
             _ => None,
         }
     }
@@ -218,6 +229,8 @@ impl Record<'_> {
             Record::Submissions(r) => Some(&mut r.t),
             Record::Batches(r) => Some(&mut r.t),
             Record::OpCpus(r) => Some(&mut r.t),
+            Record::Ubatch(r) => Some(&mut r.t),
+            Record::Memory(r) => Some(&mut r.t),
             _ => None,
         }
     }

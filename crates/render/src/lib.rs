@@ -21,6 +21,7 @@ pub mod quality;
 pub mod runs;
 pub mod score;
 pub mod section;
+pub mod sequences;
 pub mod service;
 pub mod stacks;
 pub mod stat;

@@ -12,6 +12,7 @@ use super::offload;
 use super::quality;
 use super::runs;
 use super::section::{SectionItem, fact, lines, said, title};
+use super::sequences;
 use super::submissions;
 use super::table::{Style, Table, number, text};
 use super::units::*;
@@ -77,6 +78,7 @@ fn sections(out: &mut dyn Write, report: &Report, style: &Style) -> io::Result<(
     if let Some(found) = &report.levels {
         levels::write(out, found, style)?;
     }
+    sequences::write(out, report, style)?;
     absent(out, report, style)?;
     if let Some(rows) = &report.interference {
         attribution::interference(out, rows, report.tables == [By::Interference], style)?;

@@ -172,7 +172,20 @@ fn fetches(prog: Prog, l: &Layout, structure: bool) -> Vec<Fetch> {
         | Prog::TicksFetched
         | Prog::PeriodAsk
         | Prog::PeriodAsk2
-        | Prog::PeriodTold => Vec::new(),
+        | Prog::PeriodTold
+        | Prog::UbatchEnter
+        | Prog::MemoryClear
+        | Prog::MemoryRemove
+        | Prog::MemoryCopy
+        | Prog::MemoryKeep
+        | Prog::MemoryShift
+        | Prog::MemoryDivide
+        | Prog::StateSave
+        | Prog::StateLoad
+        | Prog::StateSeqSave
+        | Prog::StateSeqLoad
+        | Prog::StateFileSave
+        | Prog::StateFileLoad => Vec::new(),
     }
 }
 

@@ -270,7 +270,20 @@ fn kind(prog: Prog) -> Option<ev_kind> {
         | Prog::TicksFetched
         | Prog::PeriodAsk
         | Prog::PeriodAsk2
-        | Prog::PeriodTold => return None,
+        | Prog::PeriodTold
+        | Prog::UbatchEnter
+        | Prog::MemoryClear
+        | Prog::MemoryRemove
+        | Prog::MemoryCopy
+        | Prog::MemoryKeep
+        | Prog::MemoryShift
+        | Prog::MemoryDivide
+        | Prog::StateSave
+        | Prog::StateLoad
+        | Prog::StateSeqSave
+        | Prog::StateSeqLoad
+        | Prog::StateFileSave
+        | Prog::StateFileLoad => return None,
         Prog::OpExit | Prog::Barrier => return None,
         Prog::Tokenize | Prog::Detokenize | Prog::Sampling | Prog::Load | Prog::PhaseExit => return None,
         Prog::WaitBackend | Prog::WaitSched | Prog::WaitContext | Prog::WaitRead | Prog::WaitExit => {

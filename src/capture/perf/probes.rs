@@ -181,10 +181,19 @@ pub struct PerfEngineProbes {
 }
 
 impl Prober for PerfEngineProbes {
-    /// A node is known by its index in a list that only the BPF programs read; only they read the times of kernels, and
-    /// count calls without an event for each.
+    /// A node is known by its index in a list that only the BPF programs read; only they read the times of kernels and the
+    /// tokens of a batch, and count calls without an event for each.
     fn takes(&self, role: Role) -> bool {
-        !matches!(role, Role::Node | Role::Kernel | Role::Dispatch | Role::Batch | Role::Ticks)
+        !matches!(
+            role,
+            Role::Node
+                | Role::Kernel
+                | Role::Dispatch
+                | Role::Batch
+                | Role::Ticks
+                | Role::Ubatch
+                | Role::Memory
+        )
     }
 
     fn place(&self, prog: Prog, file: &Path, offset: u64) -> Result<Box<dyn Placed>, ProbeError> {

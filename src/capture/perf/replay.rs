@@ -215,7 +215,20 @@ impl Replay {
             | Prog::TicksFetched
             | Prog::PeriodAsk
             | Prog::PeriodAsk2
-            | Prog::PeriodTold => {}
+            | Prog::PeriodTold
+            | Prog::UbatchEnter
+            | Prog::MemoryClear
+            | Prog::MemoryRemove
+            | Prog::MemoryCopy
+            | Prog::MemoryKeep
+            | Prog::MemoryShift
+            | Prog::MemoryDivide
+            | Prog::StateSave
+            | Prog::StateLoad
+            | Prog::StateSeqSave
+            | Prog::StateSeqLoad
+            | Prog::StateFileSave
+            | Prog::StateFileLoad => {}
             Prog::Barrier => self.barrier(m, s),
             Prog::Tokenize | Prog::Detokenize | Prog::Sampling | Prog::Load => self.phase_enter(m, s),
             Prog::PhaseExit => self.phase_exit(m, s),

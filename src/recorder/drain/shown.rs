@@ -25,6 +25,9 @@ pub struct Shown {
     pub batches: u64,
     /// Fetches of a device's timestamps.
     pub ticks: u64,
+    /// Parts of batches whose tokens were read, and calls that change a context's memory.
+    pub ubatches: u64,
+    pub memory_calls: u64,
     /// Seen returns of tokens, scheduler graphs, splits and CPU graphs.
     pub returns: [u64; 4],
     /// Op hits expected from the complete graphs so far, and those seen in them; graphs with unknown demand
@@ -87,6 +90,8 @@ impl Shown {
             (&mut s.dispatches, base.dispatches),
             (&mut s.batches, base.batches),
             (&mut s.ticks, base.ticks),
+            (&mut s.ubatches, base.ubatches),
+            (&mut s.memory_calls, base.memory_calls),
             (&mut s.expected, base.expected),
             (&mut s.seen, base.seen),
             (&mut s.unknown, base.unknown),

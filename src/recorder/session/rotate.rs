@@ -13,11 +13,14 @@ use crate::capture::skel::types::ev_kind;
 use crate::capture::source::{EventStats, GpuDetail};
 use crate::engine::discover::EngineModule;
 use crate::engine::probes::Role;
+use crate::engine::sequences;
 use crate::host::{machine, target, usage};
+use crate::recorder::attached::AttachedEngine;
 use crate::recorder::drain::Shown;
 use crate::recorder::event_stats::{self, OwnUsage, StatsSnapshot};
 use crate::recorder::phases;
 use crate::recorder::process_tree;
+use crate::recorder::sequences::BatchSource;
 use crate::recorder::recording::{RecordingProgress, SessionCommand, SessionObserver};
 use pfi::Output;
 use pfi::record::{Feature, Notice};
@@ -225,6 +228,9 @@ impl Session {
             let (state, why) = drain.kernels.feature_status();
             drain.enc.feature(&Feature { name: "device kernels", state, why: &why })?;
         }
+        let kinds = &event_stats.kinds;
+        let lost = kinds[ev_kind::EV_UBATCH.0 as usize].lost + kinds[ev_kind::EV_MEMORY.0 as usize].lost;
+        drain.sequences.feature(&mut drain.enc, &self.batch_source(), lost)?;
         if self.options.phases {
             let mut probed: Vec<&str> =
                 self.engines.iter().flat_map(|a| a.probed_symbols(Role::Phase)).collect();
@@ -233,6 +239,17 @@ impl Session {
             phases::feature(&mut drain.enc, &probed, event_stats.kinds[ev_kind::EV_PHASE.0 as usize].lost)?;
         }
         Ok(event_stats)
+    }
+
+    /// Whether the batches of the engines can be read.
+    fn batch_source(&self) -> BatchSource {
+        let mut named = self.engines.iter().filter(|a| a.rung(Role::Token).is_some());
+        let readable = |a: &AttachedEngine| a.rung(Role::Ubatch).is_some() || sequences::passes_batches(&a.engine);
+        match named.next() {
+            Some(a) if !a.prober.takes(Role::Ubatch) => BatchSource::NoReader,
+            Some(a) if !readable(a) => BatchSource::NoParts,
+            _ => BatchSource::Readable,
+        }
     }
 
     pub(super) fn snapshot(&self, event_stats: EventStats, now: u64) -> StatsSnapshot {

@@ -16,6 +16,7 @@ use crate::op_cpus::CpuTable;
 use crate::quality::RecordingQuality;
 use crate::run_facts::RunFacts;
 use crate::runs::{RunId, RunRow};
+use crate::sequences::SequenceReport;
 use crate::submissions::DeviceSubmissions;
 use crate::tables::{OpRow, SplitRow, ThreadRow, TokenRow};
 use crate::target_state::TargetState;
@@ -39,10 +40,16 @@ pub enum By {
     Energy,
     Level,
     Cpu,
+    /// One row for each request.
+    Request,
+    /// One row for each sequence of a context.
+    Sequence,
+    /// Calls by what they compute and for how many sequences, and drafts.
+    Batch,
 }
 
 impl By {
-    pub const ALL: [By; 13] = [
+    pub const ALL: [By; 16] = [
         By::Op,
         By::Name,
         By::Layer,
@@ -56,6 +63,9 @@ impl By {
         By::Energy,
         By::Level,
         By::Cpu,
+        By::Request,
+        By::Sequence,
+        By::Batch,
     ];
 }
 
@@ -106,6 +116,12 @@ pub struct Report {
     /// Time to first token over the requests with a completely recorded prefill.
     pub ttft: Option<Latency>,
     pub requests: Vec<Request>,
+    /// Requests by sequence, batching and drafts; omitted if no batch was recorded.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sequences: Option<SequenceReport>,
+    /// Why there are none; omitted if there are.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sequences_unknown: Option<String>,
     pub phases: Vec<PhaseReport>,
     /// The peak that ops are compared with. This and the following optional fields are omitted if not recorded.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -157,6 +173,8 @@ pub struct OtherRun {
     pub call_source: CallSource,
     pub ttft: Option<Latency>,
     pub requests: Vec<Request>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sequences: Option<SequenceReport>,
     pub phases: Vec<PhaseReport>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ceiling: Option<Ceiling>,

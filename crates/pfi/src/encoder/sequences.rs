@@ -1,0 +1,29 @@
+//! The part of the block writer that handles the records of `sequence`.
+
+use std::io::Write;
+
+use super::{Encoder, WriteError};
+use crate::coding::put_chunks;
+use crate::record::*;
+
+impl<W: Write> Encoder<W> {
+    /// The tokens of a batch; the data of `batch` is taken from `chunks`.
+    ///
+    /// # Errors
+    /// The trace cannot be written.
+    pub fn ubatch(&mut self, batch: &Ubatch, chunks: impl Iterator<Item = Chunk>) -> Result<(), WriteError> {
+        self.begin_at(batch.pid, batch.t, 0)?;
+        self.data.clear();
+        put_chunks(&mut self.data, chunks);
+        self.open.put(Record::Ubatch(Ubatch { data: &self.data, ..*batch }))
+    }
+
+    /// A change of a context's memory.
+    ///
+    /// # Errors
+    /// The trace cannot be written.
+    pub fn memory(&mut self, call: &MemoryCall) -> Result<(), WriteError> {
+        self.begin_at(call.pid, call.t, 0)?;
+        self.open.put(Record::Memory(*call))
+    }
+}

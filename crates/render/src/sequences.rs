@@ -1,0 +1,211 @@
+//! Requests, sequences, batches and drafts, as text.
+
+use std::io::{self, Write};
+
+use super::section::title;
+use super::table::{Style, Table, number, text};
+use super::units::*;
+use analysis::report::{By, Report};
+use analysis::sequences::{BatchRow, RequestRow, SequenceReport, SequenceRow, Speculation};
+
+/// Most rows of the tables of a report with all tables.
+const ROWS: usize = 12;
+
+/// Writes the tables that were requested, or says why there are none.
+///
+/// # Errors
+/// The output cannot be written.
+pub fn write(out: &mut dyn Write, report: &Report, style: &Style) -> io::Result<()> {
+    let only = (report.tables.len() == 1).then(|| report.tables.first()).flatten();
+    let wanted = |by| report.tables.contains(&by);
+    let found = match &report.sequences {
+        Some(found) => found,
+        None => {
+            let asked = [By::Request, By::Sequence, By::Batch].iter().any(|by| only == Some(by));
+            let why = report.sequences_unknown.as_deref().unwrap_or_default();
+            return if asked { title(out, style, &format!("Sequences: not known ({why})")) } else { Ok(()) };
+        }
+    };
+    let several = found.sequences.len() > 1 || found.batching.most > 1;
+    let most = if only.is_some() { usize::MAX } else { ROWS };
+    if wanted(By::Request) && (only.is_some() || found.requests.len() > 1) {
+        requests(out, found, most, style)?;
+    }
+    if wanted(By::Sequence) && (only.is_some() || several) {
+        sequences(out, &found.sequences, most, style)?;
+    }
+    if wanted(By::Batch) && (only.is_some() || several || found.speculation.is_some()) {
+        batches(out, found, style)?;
+        if let Some(drafts) = &found.speculation {
+            speculation(out, drafts, style)?;
+        }
+    }
+    match found.incomplete.as_ref().filter(|_| only.is_some() || several) {
+        Some(why) => note(out, style, &format!("incomplete: {why}")),
+        None => Ok(()),
+    }
+}
+
+fn note(out: &mut dyn Write, style: &Style, what: &str) -> io::Result<()> {
+    writeln!(out, "{}", style.dim(&format!("  {what}")))
+}
+
+fn requests(out: &mut dyn Write, found: &SequenceReport, most: usize, style: &Style) -> io::Result<()> {
+    title(out, style, &format!("Requests ({})", count(found.requests.len() as u64 + found.requests_left_out, "request")))?;
+    let drafts = found.requests.iter().any(|r| r.drafts > 0);
+    let columns = ["seq", "prompt", "cached", "TTFT ms", "tokens", "p50 ms", "p95 ms", "p99 ms", "stalled ms"];
+    let mut columns: Vec<_> = columns.into_iter().map(|c| number(c, 0)).collect();
+    if drafts {
+        columns.extend([number("drafts", 0), number("accepted", 0)]);
+    }
+    let mut t = Table::new(columns);
+    for r in found.requests.iter().take(most) {
+        let mut row = request(r);
+        if drafts {
+            row.extend([r.drafts.to_string(), format!("{}/{}", r.accepted, r.drafted)]);
+        }
+        t.row(row);
+    }
+    write!(out, "{}", t.render(style))?;
+    let left = found.requests.len().saturating_sub(most) as u64 + found.requests_left_out;
+    if left > 0 {
+        note(out, style, &format!("and {} more: --by request", count(left, "request")))?;
+    }
+    if found.requests.iter().any(|r| r.at_least) {
+        note(out, style, "+: the result of a request's last draft was not seen")?;
+    }
+    if found.untracked > 0 {
+        note(out, style, &format!("{} of further sequences are in no row", count(found.untracked, "chunk")))?;
+    }
+    note(
+        out,
+        style,
+        "TTFT: from the start of the first call for the sequence to the end of the one that gave its first token; \
+         p50 to p99: per token after it; stalled: added to these by prompts of other sequences",
+    )
+}
+
+fn request(r: &RequestRow) -> Vec<String> {
+    let at = |pick: fn(&analysis::calls::Latency) -> u64| or_dash(r.tpot.as_ref(), |l| ms(pick(l)));
+    let seq = if r.context > 1 { format!("{}:{}", r.context, r.seq) } else { r.seq.to_string() };
+    vec![
+        seq,
+        if r.late { "-".into() } else { r.prompt_tokens.to_string() },
+        or_dash(r.cached_tokens, |n| n.to_string()),
+        or_dash(r.ttft_ns, ms),
+        format!("{}{}", r.tokens, if r.at_least { "+" } else { "" }),
+        at(|l| l.p50_ns),
+        at(|l| l.p95_ns),
+        at(|l| l.p99_ns),
+        ms(r.stalled_ns),
+    ]
+}
+
+fn sequences(out: &mut dyn Write, rows: &[SequenceRow], most: usize, style: &Style) -> io::Result<()> {
+    title(out, style, &format!("Sequences ({})", rows.len()))?;
+    let columns =
+        ["seq", "requests", "prompt", "cached", "tokens", "TTFT p50 ms", "TPOT p50 ms", "TPOT p99 ms", "stalled %"];
+    let mut t = Table::new(columns.into_iter().map(|c| number(c, 0)).collect());
+    for r in rows.iter().take(most) {
+        t.row(vec![
+            if r.context > 1 { format!("{}:{}", r.context, r.seq) } else { r.seq.to_string() },
+            r.requests.to_string(),
+            r.prompt_tokens.to_string(),
+            or_dash(r.cached_tokens, |n| n.to_string()),
+            r.tokens.to_string(),
+            or_dash(r.ttft.as_ref(), |l| ms(l.p50_ns)),
+            or_dash(r.tpot.as_ref(), |l| ms(l.p50_ns)),
+            or_dash(r.tpot.as_ref(), |l| ms(l.p99_ns)),
+            or_dash(r.stalled, pct),
+        ]);
+    }
+    write!(out, "{}", t.render(style))?;
+    match rows.len().saturating_sub(most) as u64 {
+        0 => Ok(()),
+        left => note(out, style, &format!("and {} more: --by sequence", count(left, "sequence"))),
+    }
+}
+
+fn batches(out: &mut dyn Write, found: &SequenceReport, style: &Style) -> io::Result<()> {
+    title(out, style, "Batches")?;
+    let columns = ["sequences", "calls", "tokens", "in calls ms", "tok/s", "tok/s each"];
+    let mut t = Table::new(
+        [text("kind")].into_iter().chain(columns.into_iter().map(|c| number(c, 0))).collect(),
+    );
+    found.batching.rows.iter().for_each(|r| t.row(batch(r)));
+    write!(out, "{}", t.render(style))?;
+    if let Some(share) = found.batching.stalled {
+        note(
+            out,
+            style,
+            &format!("prompts of other sequences take {} of the time from a request's first token to its last", pct(share)),
+        )?;
+    }
+    match found.batching.unknown_calls {
+        0 => Ok(()),
+        n => note(out, style, &format!("the batch of {} was not read", count(n, "call"))),
+    }
+}
+
+fn batch(r: &BatchRow) -> Vec<String> {
+    let rate = |v: Option<f64>| or_dash(v, |v| format!("{v:.1}"));
+    vec![
+        r.kind.name().to_owned(),
+        r.sequences.to_string(),
+        r.calls.to_string(),
+        or_dash(r.tokens, |n| n.to_string()),
+        ms(r.in_call_ns),
+        rate(r.tokens_per_s),
+        rate(r.tokens_per_s_each),
+    ]
+}
+
+fn speculation(out: &mut dyn Write, s: &Speculation, style: &Style) -> io::Result<()> {
+    title(out, style, &format!("Drafts ({})", count(s.drafts, "draft")))?;
+    facts(s).iter().try_for_each(|(name, value)| super::section::fact(out, name, value))
+}
+
+/// The figures of drafts as names and values.
+pub fn facts(s: &Speculation) -> Vec<(&'static str, String)> {
+    let mut out = vec![(
+        "accepted",
+        format!("{} of {} drafted tokens ({})", s.accepted, s.drafted, pct(s.acceptance)),
+    )];
+    let known = s.drafts - s.unseen;
+    let share = |n: u64| pct(n as f64 / known.max(1) as f64);
+    let lengths: Vec<String> =
+        s.accepted_lengths.iter().take(12).map(|(length, n)| format!("{length}: {}", share(*n))).collect();
+    if !lengths.is_empty() {
+        out.push(("per draft", lengths.join(", ")));
+    }
+    if s.unseen > 0 {
+        out.push(("not seen", format!("the result of {}", count(s.unseen, "draft"))));
+    }
+    if let Some(l) = &s.verify {
+        out.push(("verify", format!("{} a call (p50), {}", time(l.p50_ns as f64), count(l.n, "call"))));
+    }
+    match s.draft_calls.zip(s.draft_ns) {
+        Some((calls, ns)) => out.push((
+            "draft model",
+            format!("{} a draft, {}", time(ns as f64 / s.drafts.max(1) as f64), count(calls, "call")),
+        )),
+        None => out.push(("draft model", "none: no other context of the process computed".into())),
+    }
+    match &s.cost {
+        Some(c) => {
+            let per = format!("{} a token with drafts, {} without", time(c.with_ns), time(c.without_ns));
+            let effect = if c.gain < 0.0 { "drafts cost time" } else { "drafts gain" };
+            out.push(("effect", format!("{effect}: {:+.1} % tokens/s ({per})", c.gain * 100.0)));
+            let best = match c.best_length {
+                0 => "no drafts (estimated from the accepted lengths)".to_owned(),
+                n => format!("drafts of {n} ({:+.1} %, estimated from the accepted lengths)", c.best_gain * 100.0),
+            };
+            out.push(("best", best));
+        }
+        None => out.push((
+            "effect",
+            "not known: it takes calls of one sequence, some of them without a draft, to compare".into(),
+        )),
+    }
+    out
+}

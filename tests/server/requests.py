@@ -1,0 +1,247 @@
+#!/usr/bin/env python3
+"""Compares the requests that profinfer shows with what the server itself says of each: `timings` of the responses of
+llama-server from Debian (tests/server/setup.sh), with 1, 4 and 8 slots, prompts of different lengths, the prompt cache on and
+off, and a draft model. Numbers of tokens must be equal, times within 2 %.
+
+usage: requests.py [--keep DIR] [--only NAME] [--profinfer FILE] [--root DIR]
+Needs root and BPF. Exits 77 with "skipped: why" where the server cannot be had, unless PROFINFER_REQUIRE=1.
+"""
+
+import argparse
+import concurrent.futures
+import json
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+TOP = os.path.dirname(os.path.dirname(HERE))
+# Of each time, and a little for what the server does around a call.
+TOLERANCE, SLACK_MS = 0.02, 3.0
+# Share of the requests whose times must be within the tolerance: other work on the machine may come between two clocks.
+WITHIN = 0.9
+
+
+class Failure(Exception):
+    pass
+
+
+def sh(args, **more):
+    done = subprocess.run(args, capture_output=True, text=True, **more)
+    if done.returncode:
+        raise Failure(f"{' '.join(map(str, args))}: exit {done.returncode}\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+    return done.stdout
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def http(port, path, body=None, timeout=120):
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", data, {"content-type": "application/json"})
+    with urllib.request.urlopen(request, timeout=timeout) as answer:
+        return json.load(answer)
+
+
+class Server:
+    """llama-server in its root, recorded from its start."""
+
+    def __init__(self, bed, name, slots, more=()):
+        self.bed, self.port, self.trace = bed, free_port(), os.path.join(bed.dir, f"{name}.pfi")
+        self.log = open(os.path.join(bed.dir, f"{name}.log"), "w")
+        engine = ["chroot", bed.root, "/usr/bin/llama-server", "-m", "/models/target.gguf", "--host", "127.0.0.1", "--port",
+                  str(self.port), "-np", str(slots), "-c", str(2048 * slots), "-t", "2", "--no-webui", *more]
+        self.process = subprocess.Popen(
+            [bed.profinfer, "record", "-o", self.trace, "--level", "token", "--", *engine], stdout=self.log,
+            stderr=subprocess.STDOUT, start_new_session=True)
+        deadline = time.monotonic() + 120
+        while True:
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                self.log.flush()
+                with open(self.log.name) as log:
+                    raise Failure(f"the server did not start:\n{log.read()[-3000:]}")
+            try:
+                if http(self.port, "/health", timeout=2).get("status") == "ok":
+                    return
+            except OSError:
+                time.sleep(0.2)
+
+    def stop(self):
+        self.process.send_signal(signal.SIGINT)
+        try:
+            self.process.wait(60)
+        except subprocess.TimeoutExpired:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            raise Failure("the recording did not end after SIGINT")
+        self.log.close()
+        return json.loads(sh([self.bed.profinfer, "report", "--json", self.trace]))
+
+
+class Bed:
+    def __init__(self, args, directory):
+        self.dir, self.profinfer = directory, args.profinfer
+        self.root = args.root or sh([os.path.join(HERE, "setup.sh")]).strip().splitlines()[-1]
+        models = os.path.join(self.root, "models")
+        os.makedirs(models, exist_ok=True)
+        self.runner = os.path.join(os.path.dirname(args.profinfer), "ggml-runner")
+        for name, preset in (("target", "llama1b-L4"), ("draft", "tiny")):
+            path = os.path.join(models, f"{name}.gguf")
+            if not os.path.exists(path):
+                sh([self.runner, "synth", preset, path + ".part", "--type", "q4_0", "--force"])
+                os.replace(path + ".part", path)
+        self.mounts = []
+        for what in ("proc", "sys", "dev"):
+            at = os.path.join(self.root, what)
+            if not os.path.ismount(at):
+                sh(["mount", "--rbind", f"/{what}", at])
+                sh(["mount", "--make-rslave", at])
+                self.mounts.append(at)
+
+    def close(self):
+        for at in reversed(self.mounts):
+            subprocess.run(["umount", "-l", at], check=False)
+
+
+def complete(port, prompt, tokens, cache, **more):
+    body = {"prompt": prompt, "n_predict": tokens, "cache_prompt": cache, "ignore_eos": True, "temperature": 0, **more}
+    return http(port, "/completion", body)
+
+
+def prompts(count, seed):
+    rng = random.Random(seed)
+    return [[rng.randrange(300, 3000) for _ in range(rng.choice((5, 40, 130, 300, 700)))] for _ in range(count)]
+
+
+def ask_all(port, jobs, at_once):
+    """Responses in the order in which they came back."""
+    answers = []
+    with concurrent.futures.ThreadPoolExecutor(at_once) as pool:
+        futures = [pool.submit(complete, port, *job) for job in jobs]
+        for future in concurrent.futures.as_completed(futures):
+            answers.append(future.result())
+    return answers
+
+
+def compare(answers, report, draft=False):
+    """Each answer with the row of its slot; slots have one request at a time, in the order of their ends."""
+    rows = report["sequences"]["requests"] if report.get("sequences") else None
+    if rows is None:
+        raise Failure(f"no sequences: {report.get('sequences_unknown')}")
+    # The server warms up with a request of its own.
+    rows = [r for r in rows if r["tokens"] > 1]
+    of_slot = {}
+    for r in sorted(rows, key=lambda r: r["start_ns"]):
+        of_slot.setdefault(r["seq"], []).append(r)
+    problems, off, times = [], 0, 0
+    for answer in answers:
+        slot, told = answer["id_slot"], answer["timings"]
+        queue = of_slot.get(slot, [])
+        if not queue:
+            problems.append(f"slot {slot}: no request left for {told}")
+            continue
+        row = queue.pop(0)
+        exact = [("prompt_tokens", "prompt_n"), ("cached_tokens", "cache_n"), ("tokens", "predicted_n")]
+        if draft:
+            exact += [("drafted", "draft_n"), ("accepted", "draft_n_accepted")]
+        for ours, theirs in exact:
+            if row[ours] != told.get(theirs, 0):
+                problems.append(f"slot {slot}: {ours} {row[ours]}, the server says {theirs} {told.get(theirs, 0)}: {row}")
+        for ours, theirs in (("ttft_ns", "prompt_ms"), ("decode_ns", "predicted_ms")):
+            if row[ours] is None:
+                problems.append(f"slot {slot}: {ours} is not known: {row}")
+                continue
+            got, want = row[ours] / 1e6, told[theirs]
+            times += 1
+            if abs(got - want) > max(TOLERANCE * want, SLACK_MS):
+                off += 1
+                print(f"    slot {slot}: {ours} {got:.1f} ms, the server says {want:.1f}")
+    left = sum(map(len, of_slot.values()))
+    if left:
+        problems.append(f"{left} requests that the server did not answer: {[r for q in of_slot.values() for r in q][:3]}")
+    if off > (1 - WITHIN) * times:
+        problems.append(f"{off} of {times} times are off by more than {TOLERANCE:.0%}")
+    if problems:
+        raise Failure("\n".join(problems[:12]))
+    return f"{len(answers)} requests, {times - off} of {times} times within {TOLERANCE:.0%}"
+
+
+def slots(bed, count, cache):
+    server = Server(bed, f"slots{count}{'-cache' if cache else ''}", count)
+    try:
+        all_prompts = prompts(3 * count + 3, count)
+        if cache:
+            # The same beginnings again: what is in a slot's memory is not computed twice.
+            all_prompts += [p + [777, 888] for p in all_prompts[:4]] + all_prompts[:2]
+        answers = ask_all(server.port, [(p, 24, cache) for p in all_prompts], count)
+    finally:
+        report = server.stop()
+    return compare(answers, report)
+
+
+def drafts(bed):
+    server = Server(bed, "drafts", 1, ["-md", "/models/draft.gguf", "--draft-max", "6", "--draft-min", "1", "--draft-p-min", "0"])
+    try:
+        answers = [complete(server.port, p, 24, False) for p in prompts(4, 11)]
+    finally:
+        report = server.stop()
+    said = compare(answers, report, draft=True)
+    found = report["sequences"].get("speculation")
+    if not found:
+        raise Failure("no drafts in the report")
+    wanted = (sum(a["timings"]["draft_n"] for a in answers), sum(a["timings"]["draft_n_accepted"] for a in answers))
+    if (found["drafted"], found["accepted"]) != wanted:
+        raise Failure(f"drafted and accepted {found['drafted']}, {found['accepted']}; the server says {wanted}")
+    return f"{said}; {wanted[1]} of {wanted[0]} drafted tokens accepted"
+
+
+CHECKS = {
+    "1 slot": lambda bed: slots(bed, 1, False),
+    "4 slots": lambda bed: slots(bed, 4, False),
+    "8 slots": lambda bed: slots(bed, 8, False),
+    "4 slots, prompt cache": lambda bed: slots(bed, 4, True),
+    "draft model": drafts,
+}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--keep", metavar="DIR", help="keep traces and logs there")
+    parser.add_argument("--only", metavar="NAME", help="one check: " + ", ".join(CHECKS))
+    parser.add_argument("--profinfer", default=os.path.join(TOP, "target/debug/profinfer"), metavar="FILE")
+    parser.add_argument("--root", metavar="DIR", help="root directory with llama-server")
+    args = parser.parse_args()
+    directory = args.keep or tempfile.mkdtemp(prefix="profinfer-server-")
+    os.makedirs(directory, exist_ok=True)
+    try:
+        bed = Bed(args, directory)
+    except Failure as why:
+        print(f"skipped: {why}")
+        return 1 if os.environ.get("PROFINFER_REQUIRE") == "1" else 77
+    failed = 0
+    try:
+        for name, check in CHECKS.items():
+            if args.only in (None, name):
+                try:
+                    print(f"  {name}: {check(bed)}", flush=True)
+                except Failure as why:
+                    failed += 1
+                    print(f"  {name}: FAILED\n{why}", flush=True)
+    finally:
+        bed.close()
+        if not args.keep:
+            shutil.rmtree(directory, ignore_errors=True)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
