@@ -1,0 +1,243 @@
+"""The table of ops: one row for each op and thread, in the order of graphs, threads and positions. Columns and rules are
+those of `profinfer export --csv ops`."""
+
+from array import array
+from bisect import bisect_left, bisect_right
+
+from .names import UNKNOWN
+from .table import Coded, Numbers, Table, clamp, signed_words
+from .wire import I64_MAX, busy_slices, varints, wall_slices
+
+NAMES = ("pid", "call", "phase", "token", "graph", "layer", "op", "name", "thread", "tid", "start_ns", "end_ns", "wait_ns",
+         "types", "position", "cpu")
+# Fields of a Slices record.
+_GRAPH, _ITH, _TID, _PLAN, _FIRST, _N, _T, _BARRIER, _DATA = range(9)
+
+
+class Run:
+    """The slices of one record: rows `at` to `at + n` of the table."""
+
+    __slots__ = ("record", "graph", "at", "n")
+
+    def __init__(self, record, graph, at, n):
+        self.record, self.graph, self.at, self.n = record, graph, at, n
+
+
+class Ops:
+    """The slices of a trace, decoded when a column is asked for."""
+
+    def __init__(self, records, timeline, namer, offset):
+        """`offset` is CLOCK_BOOTTIME less CLOCK_MONOTONIC, ns; `timeline()` and `namer()` compute what they say."""
+        self._records, self._timeline, self._namer, self._offset = records, timeline, namer, offset
+        self._runs = self._codes = self._ops = None
+
+    def table(self):
+        return Table("ops", NAMES, self._column, lambda: len(self.times()[0]))
+
+    def times(self):
+        """The arrays of starts, ends and waits; a bytearray of the ends, and one of the waits, that are not known."""
+        if self._runs is None:
+            self._decode()
+        return self._times
+
+    @property
+    def runs(self):
+        self.times()
+        return self._runs
+
+    def _sorted(self):
+        """The records in order, each with the index of its CpuGraph or None."""
+        index = {g[0]: i for i, g in enumerate(self._records.of(13))}
+        found = sorted(self._records.of(14), key=lambda r: (r[_GRAPH], r[_PLAN], r[_ITH], r[_FIRST]))
+        return [(record, index.get(record[_GRAPH])) for record in found]
+
+    def _decode(self):
+        starts, ends, waits = array("q"), array("q"), array("q")
+        no_end, no_wait, runs = bytearray(), bytearray(), []
+        graphs, found, offset = self._records.of(13), self._sorted(), self._offset
+        for i, (record, at) in enumerate(found):
+            after = found[i + 1][0] if i + 1 < len(found) else None
+            joined, graph_end = _edges(record, after, graphs[at] if at is not None else None)
+            joined = None if joined is None else joined + offset
+            graph_end = None if graph_end is None else graph_end + offset
+            decode = _busy if record[_BARRIER] else _wall
+            one = decode(record, record[_T] + offset, joined, graph_end)
+            runs.append(Run(record, at, len(starts), len(one[0])))
+            starts.extend(signed_words(one[0]))
+            ends.extend(signed_words(one[1]))
+            waits.extend(signed_words(one[2]))
+            no_end.extend(one[3])
+            no_wait.extend(one[4])
+        self._times, self._runs = (starts, ends, waits, no_end, no_wait), runs
+
+    def _column(self, name):
+        if name == "start_ns":
+            return Numbers(self.times()[0])
+        if name == "end_ns":
+            return Numbers(self.times()[1], self.times()[3])
+        if name == "wait_ns":
+            return Numbers(self.times()[2], self.times()[4])
+        if name in ("op", "name", "types", "layer"):
+            return self._of_position(name)
+        if name == "position":
+            values = array("q")
+            for run in self.runs:
+                values.extend(range(run.record[_FIRST], run.record[_FIRST] + run.n))
+            return Numbers(values)
+        if name == "cpu":
+            return self._cpus()
+        value = {"graph": lambda run: run.record[_GRAPH], "thread": lambda run: run.record[_ITH],
+                 "tid": lambda run: run.record[_TID], "pid": self._pid, "token": self._token, "call": self._function,
+                 "phase": self._phase}[name]
+        values = [value(run) for run in self.runs]
+        return self._texts(values) if name in ("call", "phase") else self._numbers(values)
+
+    def _numbers(self, values):
+        """A column with the same number in all rows of a run."""
+        out, missing = array("q"), bytearray()
+        for run, value in zip(self.runs, values):
+            out.extend(array("q", [min(value or 0, I64_MAX)]) * run.n)
+            missing.extend(bytes([value is None]) * run.n)
+        return Numbers(out, missing)
+
+    def _texts(self, values):
+        of_runs, codes = Coded.of(values), array("i")
+        for run, code in zip(self.runs, of_runs.codes):
+            codes.extend(array("i", [code]) * run.n)
+        return Coded(codes, of_runs.texts)
+
+    def _pid(self, run):
+        if run.graph is not None:
+            return self._records.of(13)[run.graph][3]
+        # The graph was lost: the process of its tensors, or the only one there is.
+        hits = self._records.hits(run.record[_PLAN])
+        tensor = self._records.tensors.get(hits[0][0]) if hits else None
+        if tensor:
+            return tensor.pid
+        processes = self._records.keyed[1]
+        return next(iter(processes))[0] if len(processes) == 1 else None
+
+    def _call(self, run):
+        line = self._timeline()
+        call = line.cpu_call[run.graph] if run.graph is not None else None
+        return None if call is None else line.calls[call]
+
+    def _token(self, run):
+        call = self._call(run)
+        return call and call.seq
+
+    def _function(self, run):
+        call = self._call(run)
+        return call and call.function
+
+    def _phase(self, run):
+        return None if run.graph is None else self._timeline().cpu_phase[run.graph]
+
+    def _of_position(self, name):
+        """A column of what the plans say of each position."""
+        if self._codes is None:
+            self._number_ops()
+        at = UNKNOWN._fields.index(name)
+        values = [op[at] for op in self._ops]
+        if name == "layer":
+            # The last one is for the code -1.
+            known = [value or 0 for value in values] + [0]
+            gone = bytes(value is None for value in values) + b"\1"
+            return Numbers(array("q", [known[code] for code in self._codes]),
+                           bytearray([gone[code] for code in self._codes]))
+        texts = Coded.of(values)
+        # The last one is for the code -1.
+        moved = texts.codes + array("i", [-1])
+        return Coded(array("i", [moved[code] for code in self._codes]), texts.texts)
+
+    def _number_ops(self):
+        """The number of the op of each row, -1 for one that the trace does not define."""
+        namer, codes, plans, index = self._namer(), array("i"), {}, {}
+        for run in self.runs:
+            plan, first = run.record[_PLAN], run.record[_FIRST]
+            if plan not in plans:
+                ops = (namer.of(hit) for hit in self._records.hits(plan))
+                plans[plan] = array("i", [-1 if op is UNKNOWN else index.setdefault(op, len(index)) for op in ops])
+            of_run = plans[plan][first:first + run.n]
+            codes.extend(of_run)
+            codes.extend(array("i", [-1]) * (run.n - len(of_run)))
+        self._codes, self._ops = codes, list(index)
+
+    def _cpus(self):
+        """The CPU that each op started on, as far as it is known."""
+        changes = _changes(self._records.of(37), self._offset)
+        starts = self.times()[0]
+        out, missing = array("q"), bytearray()
+        for run in self.runs:
+            times, cpus = changes.get(run.record[_TID], ((), ()))
+            row, end = run.at, run.at + run.n
+            next_change = bisect_right(times, starts[row]) if run.n else 0
+            while row < end:
+                cpu = cpus[next_change - 1] if next_change else None
+                stop = end
+                if next_change < len(times):
+                    stop = bisect_left(starts, times[next_change], row, end)
+                out.extend(array("q", [cpu or 0]) * (stop - row))
+                missing.extend(bytes([cpu is None]) * (stop - row))
+                row = stop
+                next_change += 1
+        return Numbers(out, missing)
+
+
+def _changes(records, offset):
+    """By thread: the times at which its CPU changed, and the CPU from then on; None is not known."""
+    found = {}
+    for tid, t, data in records:
+        values, t = varints(data), t + offset
+        for i in range(0, len(values), 2):
+            # The first change is at t, each other one is that much later.
+            cpu, t = (values[0], t) if i == 0 else (values[i], t + values[i - 1])
+            if cpu > 0x10000:
+                break
+            found.setdefault(tid, []).append((t, cpu - 1 if cpu else None))
+    out = {}
+    for tid, changes in found.items():
+        changes.sort(key=lambda change: change[0])
+        out[tid] = ([t for t, _ in changes], [cpu for _, cpu in changes])
+    return out
+
+
+def _edges(record, after, graph):
+    """The start of the thread's next record, if it continues this one, and the end of the graph, if there is no other."""
+    if after is not None and (after[_GRAPH], after[_PLAN], after[_ITH]) == (record[_GRAPH], record[_PLAN], record[_ITH]):
+        # If they do not join, slices were lost in between, and the time between them belongs to no op.
+        return after[_T] if record[_FIRST] + record[_N] == after[_FIRST] else None, None
+    # An op that ran when the recording ended has no end.
+    return None, None if graph is None or graph[14] else clamp(graph[9] + graph[10])
+
+
+def _busy(record, t, joined, graph_end):
+    """Starts, ends, waits, and what of the last two is not known."""
+    starts, ends, waits, unseen, whole = busy_slices(record[_DATA], record[_N], t)
+    count = len(starts)
+    no_end, no_wait = bytearray(count), bytearray(count)
+    for i in unseen:
+        no_wait[i] = 1
+    if whole and count:
+        last = count - 1
+        if no_wait[last]:
+            end = joined if joined is not None else graph_end
+            no_end[last] = end is None
+            ends[last] = max(starts[last], end or 0)
+        elif joined is None:
+            no_wait[last] = 1
+        else:
+            waits[last] = max(0, joined - ends[last])
+    return starts, ends, waits, no_end, no_wait
+
+
+def _wall(record, t, joined, graph_end):
+    """The same without a barrier: a wait is a part of its op."""
+    starts, ends, whole = wall_slices(record[_DATA], record[_N], t)
+    count = len(starts)
+    no_end = bytearray(count)
+    if whole and count and ends[-1] is None:
+        end = joined if joined is not None else graph_end
+        no_end[-1] = end is None
+        ends[-1] = max(starts[-1], end or 0)
+    return starts, ends, [0] * count, no_end, b"\1" * count
