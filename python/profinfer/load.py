@@ -66,36 +66,37 @@ class Records:
                 self.damage.append(bad_record(block, start, pos - start, "its bytes do not match its kind"))
 
     def _record(self, body, first, calls, tensors):
+        """Decodes a record and keeps it."""
         number, pos = varint(body, 0)
         if number == TENSOR:
-            tensor = tensors.take(body, pos)
-            # An id keeps its meaning, so a repetition changes nothing.
-            if len(self.tensors) < _MOST_TENSORS:
-                self.tensors.setdefault(tensor.id, tensor)
-            elif tensor.id not in self.tensors:
-                self._dropped += 1
+            self._keep(number, tensors.take(body, pos))
             return
         kind = BY_NUMBER.get(number)
         if kind is None:  # Of a later version.
             return
-        if not isinstance(kind, Plain):
-            record, pos = calls.take(number, body, pos)
-            self.lists[number].append(record + (body[pos:],) if number == SLICES else record)
+        if isinstance(kind, Plain):
+            self._keep(number, _plain(kind, body, pos, first))
             return
-        record = _plain(kind, body, pos, first)
-        if kind.key is not None:
-            key = tuple([record[i] for i in kind.key])
-            if number == PLAN:
-                self.keyed[number].setdefault(key, record)
-            else:
-                self.keyed[number][key] = record
-            return
-        if number == OFF_CPU:
-            name = self._tasks.get
-            record += (name(record[10]), name(record[11]), name(record[12]))
-        elif number == TASK:
-            self._tasks[record[0]] = record[1]
-        self.lists[number].append(record)
+        record, pos = calls.take(number, body, pos)
+        self._keep(number, record + (body[pos:],) if number == SLICES else record)
+
+    def _keep(self, number, record):
+        if number in self.lists:
+            if number == OFF_CPU:
+                name = self._tasks.get
+                record += (name(record[10]), name(record[11]), name(record[12]))
+            elif number == TASK:
+                self._tasks[record[0]] = record[1]
+            self.lists[number].append(record)
+        elif number == TENSOR:
+            # An id keeps its meaning, so a repetition changes nothing.
+            if len(self.tensors) < _MOST_TENSORS:
+                self.tensors.setdefault(record.id, record)
+            elif record.id not in self.tensors:
+                self._dropped += 1
+        else:
+            key = tuple([record[i] for i in BY_NUMBER[number].key])
+            self.keyed[number][key] = record
 
 
 def _plain(kind, body, pos, first):

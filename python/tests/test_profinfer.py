@@ -1,0 +1,137 @@
+"""The package has the figures of `profinfer report --json` and `profinfer export --csv ops`.
+
+$PROFINFER is the program, $PROFINFER_TRACES a directory with traces in addition to the golden ones."""
+
+import csv
+import io
+import json
+import os
+import subprocess
+import unittest
+from collections import Counter, defaultdict
+
+import profinfer
+from test_second_reader import traces
+
+PROGRAM = os.environ.get("PROFINFER")
+
+
+def output(*args):
+    return subprocess.run([PROGRAM, *args], check=True, stdout=subprocess.PIPE).stdout.decode()
+
+
+def text(value):
+    return "" if value is None else str(value)
+
+
+@unittest.skipUnless(PROGRAM, "no program to compare with: PROFINFER is not set")
+class SameFigures(unittest.TestCase):
+    def each(self):
+        for path in traces():
+            with self.subTest(path=path.name):
+                yield str(path), profinfer.open(path)
+
+    def reports(self, path):
+        """The reports of all processes and contexts; the quality is that of the whole recording."""
+        report = json.loads(output("report", "--json", "--all", path))
+        return report, [report] + report.get("others", [])
+
+    def test_quality(self):
+        for path, run in self.each():
+            quality = self.reports(path)[0]["quality"]
+            self.assertEqual("; ".join(run.incomplete) or "complete", quality["verdict"])
+            self.assertEqual(run.complete, quality["complete"])
+            self.assertEqual([str(damage) for damage in run.damage], quality["damage"])
+            self.assertEqual(run.footer and run.footer["end"], quality["end"])
+
+    def test_rows_of_ops(self):
+        for path, run in self.each():
+            if not len(run.ops):
+                continue
+            rows = list(csv.DictReader(io.StringIO(output("export", "--csv", "ops", path), newline="")))
+            names = [name for name in rows[0] if name in run.ops.names]
+            self.assertEqual(set(rows[0]) - set(names), {"context", "bytes", "flops"})
+            self.assertEqual([{name: text(row[name]) for name in names} for row in run.ops],
+                             [{name: row[name] for name in names} for row in rows])
+
+    def test_times_by_op(self):
+        for path, run in self.each():
+            told = Counter()
+            for report in self.reports(path)[1]:
+                for phase in report["phases"]:
+                    for row in phase["by_op"]:
+                        if row["name"] not in ("(barrier wait)", "(gaps)"):
+                            told[phase["phase"], row["name"], "calls"] += row["calls"]
+                            told[phase["phase"], row["name"], "total_ns"] += row["total_ns"]
+                            told[phase["phase"], row["name"], "all_threads_ns"] += row["all_threads_ns"]
+            seen = Counter()
+            for row in run.ops:
+                key = (row["phase"] or "unknown", row["op"] or "(structure not recorded)")
+                time = 0 if row["end_ns"] is None else row["end_ns"] - row["start_ns"]
+                seen[(*key, "all_threads_ns")] += time
+                if row["thread"] == 0:
+                    seen[(*key, "calls")] += 1
+                    seen[(*key, "total_ns")] += time
+            self.assertEqual(+seen, +told)
+
+    def test_calls(self):
+        for path, run in self.each():
+            told, tokens = {}, Counter()
+            for report in self.reports(path)[1]:
+                for phase in report["phases"]:
+                    tokens[phase["phase"]] += phase["calls"]
+                    for row in phase["by_token"]:
+                        told[row["pid"], row["seq"]] = (phase["phase"], row["tokens"], row["dur_ns"], row["graphs"], row["cut"])
+            seen = {(c["pid"], c["seq"]): (c["phase"] or "unknown", c["tokens"], c["dur_ns"], c["graphs"], c["cut"])
+                    for c in run.calls}
+            self.assertEqual(seen, told)
+            self.assertEqual(Counter(c["phase"] or "unknown" for c in run.calls), +tokens)
+
+    def test_threads(self):
+        for path, run in self.each():
+            told, waits = defaultdict(Counter), set()
+            for report in self.reports(path)[1]:
+                for phase in report["phases"]:
+                    for row in phase["by_thread"]:
+                        key = (phase["phase"], row["ith"])
+                        told[key].update(slices=row["slices"], op_ns=row["op_ns"], wait_ns=row["wait_ns"] or 0)
+                        waits |= {key} if row["wait_ns"] is not None else set()
+            seen = {(t["phase"] or "unknown", t["ith"]):
+                    {"slices": t["slices"], "op_ns": t["op_ns"], "wait_ns": t["wait_ns"] or 0} for t in run.threads}
+            self.assertEqual(seen, {key: dict(sums) for key, sums in told.items()})
+            self.assertEqual({(t["phase"] or "unknown", t["ith"]) for t in run.threads if t["wait_ns"] is not None}, waits)
+
+    def test_graphs_and_machine(self):
+        for path, run in self.each():
+            report, all_reports = self.reports(path)
+            hits = report["quality"]["hits"]
+            self.assertEqual((len(run.cpu_graphs), len(run.ops)), (hits["graphs"], hits["slices"]))
+            told = sum(phase["graph_ns"] for one in all_reports for phase in one["phases"])
+            self.assertEqual(sum(graph["dur_ns"] for graph in run.cpu_graphs), told)
+            splits = Counter()
+            for one in all_reports:
+                for phase in one["phases"]:
+                    for row in phase["splits"]:
+                        splits[row["backend"]] += row["total_ns"]
+            seen = Counter()
+            for split in run.splits:
+                seen[split["backend"]] += split["dur_ns"]
+            self.assertEqual(+seen, +splits)
+            if run.header:
+                names = ("tool", "kernel", "arch", "host", "cpu_model", "level", "structure", "source", "transport")
+                self.assertEqual({name: run.header[name] for name in names}, {name: report["run"][name] for name in names})
+
+    def test_what_explains_times(self):
+        for path, run in self.each():
+            report = self.reports(path)[0]
+            facts = report.get("counters") or []
+            self.assertEqual([c["name"] for c in run.counters], [fact["name"] for fact in facts])
+            lanes = Counter()
+            for one in self.reports(path)[1]:
+                for layer in (one.get("experts") or {}).get("layers", []):
+                    lanes[layer["layer"]] += 1
+            self.assertEqual({row["layer"] for row in run.experts if row["expert"] is not None} >= set(lanes) - {None}, True)
+
+
+if __name__ == "__main__":
+    unittest.main()
