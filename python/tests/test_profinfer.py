@@ -126,11 +126,28 @@ class SameFigures(unittest.TestCase):
             report = self.reports(path)[0]
             facts = report.get("counters") or []
             self.assertEqual([c["name"] for c in run.counters], [fact["name"] for fact in facts])
-            lanes = Counter()
+            choices = 0
             for one in self.reports(path)[1]:
-                for layer in (one.get("experts") or {}).get("layers", []):
-                    lanes[layer["layer"]] += 1
-            self.assertEqual({row["layer"] for row in run.experts if row["expert"] is not None} >= set(lanes) - {None}, True)
+                found = one.get("experts") or {"layers": [], "out_of_range": 0}
+                choices += found["out_of_range"] + sum(sum(layer["decode"] + layer["prefill"]) for layer in found["layers"])
+            self.assertEqual(sum(row["expert"] is not None for row in run.experts), choices)
+
+    def test_cpus(self):
+        for path, run in self.each():
+            told = Counter()
+            for report in self.reports(path)[1]:
+                for phase in report["phases"]:
+                    for row in (phase.get("by_cpu") or {"cpus": []})["cpus"]:
+                        told[phase["phase"], row["cpu"], "ops"] += row["ops"]
+                        told[phase["phase"], row["cpu"], "op_ns"] += row["op_ns"]
+            seen = Counter()
+            for row in run.ops:
+                key = (row["phase"] or "unknown", row["cpu"])
+                seen[(*key, "ops")] += 1
+                seen[(*key, "op_ns")] += 0 if row["end_ns"] is None else row["end_ns"] - row["start_ns"]
+            # A phase without any known CPU has no table.
+            known = {phase for phase, cpu, _ in seen if cpu is not None}
+            self.assertEqual({key: n for key, n in seen.items() if key[0] in known and n}, dict(+told))
 
 
 if __name__ == "__main__":
