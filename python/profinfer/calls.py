@@ -62,6 +62,8 @@ class Call(NamedTuple):
 class _Width:
     """The widths of the graphs of a call."""
 
+    __slots__ = ("widest", "sum", "graphs", "whole")
+
     def __init__(self):
         self.widest = self.sum = self.graphs = 0
         self.whole = True

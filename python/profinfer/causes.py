@@ -1,9 +1,11 @@
 """Tables of why ops took their time: counters, threads off the CPU, sensors, experts, kernels of devices."""
 
-from itertools import islice
+from array import array
+from itertools import chain, islice
 
 from .names import fold
-from .table import from_rows
+from .ops import by_position
+from .table import Numbers, Table, from_records, from_rows, repeated, signed_words
 from .wire import unzigzag, varints
 
 UNITS = {"power": "uW", "energy": "uJ", "frequency": "kHz", "temperature": "mdegC", "current": "uA", "cooling": "state",
@@ -17,34 +19,52 @@ def counters(records):
     return from_rows("counters", fields, records.of(18))
 
 
+OP_COUNTS = ("graph", "thread", "plan", "position", "op", "name", "counter", "unit", "count")
+
+
 def op_counts(records, namer):
-    """One row for each op, thread and counter; `count` is in `unit`."""
-    fields = (("graph", int), ("thread", int), ("plan", int), ("position", int), ("op", str), ("name", str),
-              ("counter", str), ("unit", str), ("count", int))
+    """One row for each op, thread and counter; `count` is in `unit`. A counter's rows of a record follow each other."""
     known = {record[0]: record for record in records.of(18)}
-    rows = []
-    for graph, ith, plan, first, n, bits, data in records.of(19):
-        ids = [id_ for id_ in range(32) if bits >> id_ & 1]
-        values, hits = varints(data), records.hits(plan)
-        for i, value in enumerate(islice(values, n * len(ids))):
-            at, id_ = first + i // len(ids), ids[i % len(ids)]
-            op = namer.of(hits[at]) if at < len(hits) else None
-            _, name, unit, scale = known.get(id_, (id_, f"counter#{id_}", None, 1))[:4]
-            count = (value - 1) * scale if value else None
-            rows.append((graph, ith, plan, at, op and op.op, op and op.name, name, unit, count))
-    return from_rows("op_counts", fields, rows)
+    # One part for each record and counter: the record, the counter, and the number of ops.
+    parts = []
+    for record in records.of(19):
+        ids = [id_ for id_ in range(32) if record[5] >> id_ & 1]
+        values = varints(record[6])[:record[4] * len(ids)]
+        for i, id_ in enumerate(ids):
+            counter = known.get(id_, (id_, f"counter#{id_}", None, 1))
+            counts = values[i::len(ids)]
+            parts.append((record, counter[1], counter[2], counter[3], signed_words(counts)))
+    fixed = {"graph": lambda part: part[0][0], "thread": lambda part: part[0][1], "plan": lambda part: part[0][2],
+             "counter": lambda part: part[1], "unit": lambda part: part[2]}
+
+    def make(name):
+        if name == "count":
+            out, missing = array("q"), bytearray()
+            for _, _, _, scale, counts in parts:
+                out.extend(signed_words([max(count - 1, 0) * scale for count in counts]))
+                missing.extend(bytes(count == 0 for count in counts))
+            return Numbers(out, missing)
+        if name == "position":
+            return Numbers(array("q", chain.from_iterable(
+                range(part[0][3], part[0][3] + len(part[4])) for part in parts)))
+        if name in fixed:
+            return repeated([fixed[name](part) for part in parts], [len(part[4]) for part in parts],
+                            name in ("counter", "unit"))
+        return by_position(namer, name, ((part[0][2], part[0][3], len(part[4])) for part in parts))
+    return Table("op_counts", OP_COUNTS, make, lambda: sum(len(part[4]) for part in parts))
 
 
 def off_cpu(records, offset):
-    """One row for each time that a thread was off the CPU."""
-    fields = (("pid", int), ("tid", int), ("start_ns", int), ("dur_ns", int), ("runnable_ns", int), ("state", int),
-              ("io", str), ("fault", str), ("cpu", int), ("to_cpu", int), ("by", int), ("by_name", str), ("from", int),
-              ("from_name", str), ("waker", int), ("waker_name", str), ("cut", bool))
-    rows = [(pid, tid, t + offset, dur, runnable, state, _known(io), _known(fault), cpu, None if cut else to_cpu, by,
-             by_name, None if cut else from_, from_name, waker, waker_name, cut)
-            for pid, tid, t, dur, runnable, state, io, fault, cpu, to_cpu, by, from_, waker, cut, by_name, from_name,
-            waker_name in records.of(20)]
-    return from_rows("offcpu", fields, rows)
+    """One row for each time that a thread was off the CPU. Where it came back is not known if the recording ended before."""
+    def unless_cut(at):
+        return lambda record: None if record[13] else record[at]
+
+    fields = (("pid", int, 0), ("tid", int, 1), ("start_ns", int, lambda r: r[2] + offset), ("dur_ns", int, 3),
+              ("runnable_ns", int, 4), ("state", int, 5), ("io", str, lambda r: _known(r[6])),
+              ("fault", str, lambda r: _known(r[7])), ("cpu", int, 8), ("to_cpu", int, unless_cut(9)), ("by", int, 10),
+              ("by_name", str, 14), ("from", int, unless_cut(11)), ("from_name", str, unless_cut(15)), ("waker", int, 12),
+              ("waker_name", str, 16), ("cut", bool, 13))
+    return from_records("offcpu", fields, records.of(20))
 
 
 def _known(text):

@@ -21,7 +21,7 @@ class Records:
         self.lists = {number: [] for number, kind in BY_NUMBER.items() if kind.key is None}
         self.keyed = {number: {} for number, kind in BY_NUMBER.items() if kind.key is not None}
         self.tensors, self.damage, self.blocks = {}, [], 0
-        self._hits, self._tasks, self._dropped = {}, {}, 0
+        self._tasks, self._dropped = {}, 0
         for block in scan.blocks:
             payload, damage = scan.payload(block)
             if damage:
@@ -36,13 +36,12 @@ class Records:
         """The records of a kind, in the order of the file."""
         return self.lists[number] if number in self.lists else list(self.keyed[number].values())
 
-    def hits(self, plan):
-        """(tensor, second tensor or None) of each position of a plan; empty if the plan is not known."""
-        hits = self._hits.get(plan)
-        if hits is None:
-            record = self.keyed[PLAN].get((plan,))
-            hits = self._hits[plan] = plan_hits(record[3]) if record else []
-        return hits
+    def plan(self, plan):
+        """(tensor, second tensor or None) of each position of a plan, one after the other; none if it is not known."""
+        record = self.keyed[PLAN].get((plan,))
+        tensors, second = plan_hits(record[3]) if record else ((), {})
+        for position, tensor in enumerate(tensors):
+            yield tensor, second.get(position)
 
     def _block(self, block, payload):
         calls, tensors = Calls(block.first), Tensors()

@@ -64,7 +64,7 @@ class Namer:
         self._records = records
         self._ops = {record[0]: record for record in records.of(5)}
         self._types = {record[0]: record[1] for record in records.of(6)}
-        self._known = {}
+        self._known, self._plans = {}, {}
 
     def tensor(self, id_):
         """A tensor, if it is described."""
@@ -81,9 +81,19 @@ class Namer:
 
     def of(self, hit):
         """The op of a plan's hit."""
-        if hit not in self._known:
-            self._known[hit] = self._describe(*hit)
-        return self._known[hit]
+        op = self._known.get(hit)
+        if op is None:
+            op = self._describe(*hit)
+            if op is not UNKNOWN:
+                self._known[hit] = op
+        return op
+
+    def of_plan(self, plan):
+        """The ops of a plan, by position."""
+        if plan not in self._plans:
+            # Equal ops are one object.
+            self._plans[plan] = [self.of(hit) for hit in self._records.plan(plan)]
+        return self._plans[plan]
 
     def _describe(self, first, second):
         first = self.tensor(first)

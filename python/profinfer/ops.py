@@ -5,8 +5,8 @@ from array import array
 from bisect import bisect_left, bisect_right
 
 from .names import UNKNOWN
-from .table import Coded, Numbers, Table, clamp, signed_words
-from .wire import I64_MAX, busy_slices, varints, wall_slices
+from .table import Coded, Numbers, Table, clamp, repeated, signed_words
+from .wire import busy_slices, varints, wall_slices
 
 NAMES = ("pid", "call", "phase", "token", "graph", "layer", "op", "name", "thread", "tid", "start_ns", "end_ns", "wait_ns",
          "types", "position", "cpu")
@@ -29,7 +29,7 @@ class Ops:
     def __init__(self, records, timeline, namer, offset):
         """`offset` is CLOCK_BOOTTIME less CLOCK_MONOTONIC, ns; `timeline()` and `namer()` compute what they say."""
         self._records, self._timeline, self._namer, self._offset = records, timeline, namer, offset
-        self._runs = self._codes = self._ops = None
+        self._runs = None
 
     def table(self):
         return Table("ops", NAMES, self._column, lambda: len(self.times()[0]))
@@ -90,28 +90,14 @@ class Ops:
                  "tid": lambda run: run.record[_TID], "pid": self._pid, "token": self._token, "call": self._function,
                  "phase": self._phase}[name]
         values = [value(run) for run in self.runs]
-        return self._texts(values) if name in ("call", "phase") else self._numbers(values)
-
-    def _numbers(self, values):
-        """A column with the same number in all rows of a run."""
-        out, missing = array("q"), bytearray()
-        for run, value in zip(self.runs, values):
-            out.extend(array("q", [min(value or 0, I64_MAX)]) * run.n)
-            missing.extend(bytes([value is None]) * run.n)
-        return Numbers(out, missing)
-
-    def _texts(self, values):
-        of_runs, codes = Coded.of(values), array("i")
-        for run, code in zip(self.runs, of_runs.codes):
-            codes.extend(array("i", [code]) * run.n)
-        return Coded(codes, of_runs.texts)
+        return repeated(values, [run.n for run in self.runs], name in ("call", "phase"))
 
     def _pid(self, run):
         if run.graph is not None:
             return self._records.of(13)[run.graph][3]
         # The graph was lost: the process of its tensors, or the only one there is.
-        hits = self._records.hits(run.record[_PLAN])
-        tensor = self._records.tensors.get(hits[0][0]) if hits else None
+        first = next(self._records.plan(run.record[_PLAN]), None)
+        tensor = self._records.tensors.get(first[0]) if first else None
         if tensor:
             return tensor.pid
         processes = self._records.keyed[1]
@@ -134,34 +120,8 @@ class Ops:
         return None if run.graph is None else self._timeline().cpu_phase[run.graph]
 
     def _of_position(self, name):
-        """A column of what the plans say of each position."""
-        if self._codes is None:
-            self._number_ops()
-        at = UNKNOWN._fields.index(name)
-        values = [op[at] for op in self._ops]
-        if name == "layer":
-            # The last one is for the code -1.
-            known = [value or 0 for value in values] + [0]
-            gone = bytes(value is None for value in values) + b"\1"
-            return Numbers(array("q", [known[code] for code in self._codes]),
-                           bytearray([gone[code] for code in self._codes]))
-        texts = Coded.of(values)
-        # The last one is for the code -1.
-        moved = texts.codes + array("i", [-1])
-        return Coded(array("i", [moved[code] for code in self._codes]), texts.texts)
-
-    def _number_ops(self):
-        """The number of the op of each row, -1 for one that the trace does not define."""
-        namer, codes, plans, index = self._namer(), array("i"), {}, {}
-        for run in self.runs:
-            plan, first = run.record[_PLAN], run.record[_FIRST]
-            if plan not in plans:
-                ops = (namer.of(hit) for hit in self._records.hits(plan))
-                plans[plan] = array("i", [-1 if op is UNKNOWN else index.setdefault(op, len(index)) for op in ops])
-            of_run = plans[plan][first:first + run.n]
-            codes.extend(of_run)
-            codes.extend(array("i", [-1]) * (run.n - len(of_run)))
-        self._codes, self._ops = codes, list(index)
+        """A column of what the plans say of each position; unknown for a position that the trace does not define."""
+        return by_position(self._namer(), name, ((run.record[_PLAN], run.record[_FIRST], run.n) for run in self.runs))
 
     def _cpus(self):
         """The CPU that each op started on, as far as it is known."""
@@ -182,6 +142,27 @@ class Ops:
                 row = stop
                 next_change += 1
         return Numbers(out, missing)
+
+
+def by_position(namer, name, runs):
+    """A field of the ops at consecutive positions of plans; `runs` are of (plan, first position, number)."""
+    at, plans, index = UNKNOWN._fields.index(name), {}, {}
+    out, missing, numbers = array("q"), bytearray(), name == "layer"
+    for plan, first, n in runs:
+        if plan not in plans:
+            values = [op[at] for op in namer.of_plan(plan)]
+            coded = values if numbers else [None if v is None else index.setdefault(v, len(index)) for v in values]
+            unknown = 0 if numbers else -1
+            plans[plan] = (array("q", [unknown if v is None else v for v in coded]), bytearray(v is None for v in coded))
+        values, gone = plans[plan]
+        here = values[first:first + n]
+        beyond = n - len(here)
+        out.extend(here)
+        missing.extend(gone[first:first + n])
+        if beyond:
+            out.extend(array("q", [0 if numbers else -1]) * beyond)
+            missing.extend(b"\1" * beyond)
+    return Numbers(out, missing) if numbers else Coded(out, list(index))
 
 
 def _changes(records, offset):

@@ -7,9 +7,8 @@ from .kinds import BY_NAME
 from .load import Records
 from .names import Namer
 from .ops import Ops
-from .table import Table, from_rows
+from .table import from_records, from_rows
 
-_INT, _STR, _BOOL, _OBJECT = int, str, bool, object
 _COLUMN = {"str": str, "bool": bool, "bytes": object, "guid": object}
 
 
@@ -126,9 +125,9 @@ class Run:
     @_once
     def calls(self):
         """One row for each call of llama.cpp, or for what takes its place. `seq` is `token` in other tables."""
-        fields = (("seq", _INT), ("pid", _INT), ("tid", _INT), ("call", _STR), ("phase", _STR), ("tokens", _INT),
-                  ("start_ns", _INT), ("dur_ns", _INT), ("graphs", _INT), ("cut", _BOOL), ("unseen", _BOOL),
-                  ("device_ns", _INT))
+        fields = (("seq", int), ("pid", int), ("tid", int), ("call", str), ("phase", str), ("tokens", int),
+                  ("start_ns", int), ("dur_ns", int), ("graphs", int), ("cut", bool), ("unseen", bool),
+                  ("device_ns", int))
         rows = [(c.seq, c.pid, c.tid, c.function, c.phase, c.tokens, c.t + self._offset, c.dur, c.graphs, c.cut, c.unseen,
                  c.device) for c in self._timeline.calls]
         return from_rows("calls", fields, rows)
@@ -136,44 +135,45 @@ class Run:
     @_once
     def graphs(self):
         """One row for each graph of the scheduler."""
-        fields = (("seq", _INT), ("token", _INT), ("phase", _STR), ("pid", _INT), ("tid", _INT), ("cgraph", _INT),
-                  ("n_nodes", _INT), ("ubatch", _INT), ("start_ns", _INT), ("dur_ns", _INT), ("cut", _BOOL),
-                  ("device_ns", _INT))
-        line = self._timeline
-        rows = []
-        for seq, token, pid, tid, cgraph, n_nodes, ubatch, t, dur, cut, device in self._all.of(11):
-            rows.append((seq, token, line.graph_phase[seq], pid, tid, cgraph, n_nodes, ubatch or None, t + self._offset,
-                         dur, cut, _device(device)))
-        return from_rows("graphs", fields, rows)
+        line, fields = self._timeline, (
+            ("seq", int, 0), ("token", int, 1), ("phase", str, lambda g: line.graph_phase[g[0]]), ("pid", int, 2),
+            ("tid", int, 3), ("cgraph", int, 4), ("n_nodes", int, 5), ("ubatch", int, lambda g: g[6] or None),
+            ("start_ns", int, self._start(7)), ("dur_ns", int, 8), ("cut", bool, 9),
+            ("device_ns", int, lambda g: _device(g[10])))
+        return from_records("graphs", fields, self._all.of(11))
 
     @_once
     def splits(self):
         """One row for each split of a graph, on one backend. `graph` is the seq of a graph of the scheduler."""
-        fields = (("seq", _INT), ("graph", _INT), ("backend", _STR), ("pid", _INT), ("tid", _INT), ("n_nodes", _INT),
-                  ("start_ns", _INT), ("dur_ns", _INT), ("cut", _BOOL), ("device_ns", _INT), ("plan", _INT))
         records = self._all
-        rows = [(seq, graph, backend_name(records, backend), pid, tid, n_nodes, t + self._offset, dur, cut,
-                 _device(device), plan)
-                for seq, graph, backend, pid, tid, n_nodes, t, dur, cut, device, plan in records.of(12)]
-        return from_rows("splits", fields, rows)
+        fields = (
+            ("seq", int, 0), ("graph", int, 1), ("backend", str, lambda s: backend_name(records, s[2])), ("pid", int, 3),
+            ("tid", int, 4), ("n_nodes", int, 5), ("start_ns", int, self._start(6)), ("dur_ns", int, 7), ("cut", bool, 8),
+            ("device_ns", int, lambda s: _device(s[9])), ("plan", int, 10))
+        return from_records("splits", fields, records.of(12))
 
     @_once
     def cpu_graphs(self):
         """One row for each graph that the CPU computed; `seq` is `graph` in the table of ops."""
-        fields = (("seq", _INT), ("graph", _INT), ("split", _INT), ("token", _INT), ("phase", _STR), ("pid", _INT),
-                  ("tid", _INT), ("plan", _INT), ("n_nodes", _INT), ("n_threads", _INT), ("ubatch", _INT),
-                  ("start_ns", _INT), ("dur_ns", _INT), ("expected", _INT), ("seen", _INT), ("barrier", _BOOL),
-                  ("cut", _BOOL))
-        line, rows = self._timeline, []
-        for g, call, phase in zip(self._all.of(13), line.cpu_call, line.cpu_phase):
-            token = None if call is None else line.calls[call].seq
-            rows.append(g[:3] + (token, phase) + g[3:8] + (g[8] or None, g[9] + self._offset) + g[10:])
-        return from_rows("cpu_graphs", fields, rows)
+        line, graphs = self._timeline, self._all.of(13)
+        calls = [None if call is None else line.calls[call].seq for call in line.cpu_call]
+        rows = list(zip(graphs, calls, line.cpu_phase))
+        names = {"n_nodes": 6, "n_threads": 7, "dur_ns": 10, "expected": 11, "seen": 12}
+        fields = [("seq", int, _of(0)), ("graph", int, _of(1)), ("split", int, _of(2)), ("token", int, 1), ("phase", str, 2),
+                  ("pid", int, _of(3)), ("tid", int, _of(4)), ("plan", int, _of(5)),
+                  ("ubatch", int, lambda row: row[0][8] or None), ("start_ns", int, lambda row: row[0][9] + self._offset)]
+        fields += [(name, int, _of(at)) for name, at in names.items()]
+        return from_records("cpu_graphs", fields + [("barrier", bool, _of(13)), ("cut", bool, _of(14))], rows)
+
+    def _start(self, at):
+        """A time of a record on the clock of the tables."""
+        offset = self._offset
+        return lambda record: record[at] + offset
 
     @_once
     def threads(self):
         """One row for each thread of GGML's pool and phase, as `report --json` has in `by_thread`."""
-        fields = (("phase", _STR), ("ith", _INT), ("tids", _INT), ("slices", _INT), ("op_ns", _INT), ("wait_ns", _INT))
+        fields = (("phase", str), ("ith", int), ("tids", int), ("slices", int), ("op_ns", int), ("wait_ns", int))
         sums = self._sums
         rows = [(phase, ith, len(tids), slices, op, wait if phase in sums.barrier else None)
                 for (phase, ith), (tids, slices, op, wait) in sums.threads.items()]
@@ -183,8 +183,8 @@ class Run:
     @_once
     def tensors(self):
         """One row for each tensor; `op` and `type` are names, `src` the ids of the sources by slot."""
-        fields = (("id", _INT), ("pid", _INT), ("addr", _INT), ("known", _BOOL), ("op", _STR), ("type", _STR),
-                  ("flags", _INT), ("name", _STR), ("ne", _OBJECT), ("nb", _OBJECT), ("src", _OBJECT), ("view_src", _INT))
+        fields = (("id", int), ("pid", int), ("addr", int), ("known", bool), ("op", str), ("type", str),
+                  ("flags", int), ("name", str), ("ne", object), ("nb", object), ("src", object), ("view_src", int))
         namer, rows = self._namer, []
         for t in self._all.tensors.values():
             if t.known:
@@ -239,7 +239,7 @@ class Run:
             raise KeyError(f"no kind of record {name!r}: {', '.join(sorted(BY_NAME))}")
         fields = [(field, _column_type(of)) for field, of in zip(kind.fields, kind.types)]
         if name == "Slices":
-            fields.append(("data", _OBJECT))
+            fields.append(("data", object))
         return from_rows(name, fields, self._all.of(kind.number))
 
     def tables(self):
@@ -254,6 +254,11 @@ TABLES = ("ops", "calls", "graphs", "splits", "cpu_graphs", "threads", "tensors"
           "samples", "experts", "kernels")
 
 
+def _of(at):
+    """A field of the record that a row begins with."""
+    return lambda row: row[0][at]
+
+
 def _device(device):
     """The time that a call waited for a device after its return: None if the completion was not seen."""
     return None if device == 1 else max(device - 2, 0)
@@ -263,5 +268,5 @@ def _column_type(kind):
     if kind in _COLUMN:
         return _COLUMN[kind]
     if kind.startswith("["):
-        return _OBJECT
-    return _STR if "|" in kind else _INT
+        return object
+    return str if "|" in kind else int

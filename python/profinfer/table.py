@@ -106,6 +106,20 @@ class Coded:
         return pa.DictionaryArray.from_arrays(codes, pa.array(self.texts, type=pa.string()))
 
 
+def repeated(values, counts, texts):
+    """A column in which each value is repeated; numbers, or texts."""
+    if texts:
+        coded, codes = Coded.of(values), array("i")
+        for code, count in zip(coded.codes, counts):
+            codes.extend(array("i", [code]) * count)
+        return Coded(codes, coded.texts)
+    out, missing = array("q"), bytearray()
+    for value, count in zip(values, counts):
+        out.extend(array("q", [clamp(value or 0)]) * count)
+        missing.extend(bytes([value is None]) * count)
+    return Numbers(out, missing)
+
+
 class Flags:
     """True or false."""
 
@@ -213,13 +227,20 @@ class Table:
         return pa.table([self._column(name).arrow(pa) for name in names], names=names)
 
 
-def from_rows(title, fields, rows):
-    """A table of a list of tuples; `fields` are pairs of a name and of a type: int, str, bool or object."""
-    wrap = {int: Numbers.of, str: Coded.of, bool: Flags, object: Objects}
-    place = {name: (i, wrap[kind]) for i, (name, kind) in enumerate(fields)}
+_WRAP = {int: Numbers.of, str: Coded.of, bool: Flags, object: Objects}
+
+
+def from_records(title, fields, records):
+    """A table of tuples. `fields` are a name, a type (int, str, bool or object), and the value's index in a tuple or a
+    function of the tuple."""
+    place = {name: (_WRAP[kind], get) for name, kind, get in fields}
 
     def make(name):
-        at, of = place[name]
-        return of([row[at] for row in rows])
-    return Table(title, place, make, lambda: len(rows))
+        of, get = place[name]
+        return of([get(record) for record in records] if callable(get) else [record[get] for record in records])
+    return Table(title, place, make, lambda: len(records))
 
+
+def from_rows(title, fields, rows):
+    """A table of tuples that have the fields in this order."""
+    return from_records(title, [(name, kind, i) for i, (name, kind) in enumerate(fields)], rows)

@@ -4,6 +4,8 @@ A function that meets bytes which cannot be right raises `Malformed`, or `IndexE
 `BAD` lists; the reader of records catches all three.
 """
 
+from array import array
+
 
 class Malformed(Exception):
     """The bytes of a record do not match its kind."""
@@ -206,17 +208,16 @@ def wall_slices(data, n, t):
 
 
 def plan_hits(data):
-    """(tensor, second tensor or None) of each hit of a plan; stops at invalid bytes."""
-    hits, pos, tensor, end = [], 0, 0, len(data)
+    """The tensors of a plan's hits, and the second tensors by position; stops at invalid bytes."""
+    tensors, second, pos, tensor, end = array("I"), {}, 0, 0, len(data)
     try:
         while pos < end:
             value, pos = varint(data, pos)
             tensor = tensor + unzigzag(value >> 1) & 0xFFFFFFFF
             if value & 1:
                 value, pos = varint(data, pos)
-                hits.append((tensor, tensor + unzigzag(value) & 0xFFFFFFFF))
-            else:
-                hits.append((tensor, None))
+                second[len(tensors)] = tensor + unzigzag(value) & 0xFFFFFFFF
+            tensors.append(tensor)
     except BAD:
         pass
-    return hits
+    return tensors, second

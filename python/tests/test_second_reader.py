@@ -43,13 +43,14 @@ class Counting(Records):
             self.count[f"sum of kind {number}"] += cause_sum(BY_NUMBER[number], record)
 
     def slices(self):
-        namer = Namer(self)
-        tensors = self.tensors
+        namer, tensors, plans = Namer(self), self.tensors, {}
         for _, _, _, plan, first, n, t, barrier, data in self.of(14):
+            if plan not in plans:
+                plans[plan] = list(self.plan(plan))
             starts, ends, *_ = busy_slices(data, n, t) if barrier else wall_slices(data, n, t)
             unseen = set(busy_slices(data, n, t)[3]) if barrier else set(range(n))
             for i, (start, end) in enumerate(zip(starts, ends)):
-                tensor = tensors.get(self.hits(plan)[first + i][0])
+                tensor = tensors.get(plans[plan][first + i][0])
                 name = namer.op_name(tensor.op) if tensor and tensor.known else "?"
                 self.count[f"slices {name}"] += 1
                 self.count[f"busy {name}"] += 0 if i in unseen else end - start
