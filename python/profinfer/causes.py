@@ -5,7 +5,7 @@ from itertools import chain, islice
 
 from .names import fold
 from .ops import by_position
-from .table import Numbers, Table, from_records, from_rows, repeated, signed_words
+from .table import MAYBE, Numbers, Table, from_records, from_rows, repeated, signed_words
 from .wire import unzigzag, varints
 
 UNITS = {"power": "uW", "energy": "uJ", "frequency": "kHz", "temperature": "mdegC", "current": "uA", "cooling": "state",
@@ -49,7 +49,7 @@ def op_counts(records, namer):
                 range(part[0][3], part[0][3] + len(part[4])) for part in parts)))
         if name in fixed:
             return repeated([fixed[name](part) for part in parts], [len(part[4]) for part in parts],
-                            name in ("counter", "unit"))
+                            str if name in ("counter", "unit") else int)
         return by_position(namer, name, ((part[0][2], part[0][3], len(part[4])) for part in parts))
     return Table("op_counts", OP_COUNTS, make, lambda: sum(len(part[4]) for part in parts))
 
@@ -60,9 +60,9 @@ def off_cpu(records, offset):
         return lambda record: None if record[13] else record[at]
 
     fields = (("pid", int, 0), ("tid", int, 1), ("start_ns", int, lambda r: r[2] + offset), ("dur_ns", int, 3),
-              ("runnable_ns", int, 4), ("state", int, 5), ("io", str, lambda r: _known(r[6])),
-              ("fault", str, lambda r: _known(r[7])), ("cpu", int, 8), ("to_cpu", int, unless_cut(9)), ("by", int, 10),
-              ("by_name", str, 14), ("from", int, unless_cut(11)), ("from_name", str, unless_cut(15)), ("waker", int, 12),
+              ("runnable_ns", MAYBE, 4), ("state", int, 5), ("io", str, lambda r: _known(r[6])),
+              ("fault", str, lambda r: _known(r[7])), ("cpu", int, 8), ("to_cpu", MAYBE, unless_cut(9)), ("by", int, 10),
+              ("by_name", str, 14), ("from", MAYBE, unless_cut(11)), ("from_name", str, unless_cut(15)), ("waker", int, 12),
               ("waker_name", str, 16), ("cut", bool, 13))
     return from_records("offcpu", fields, records.of(20))
 
@@ -73,7 +73,7 @@ def _known(text):
 
 def sensors(records):
     """What was sampled."""
-    fields = (("id", int), ("name", str), ("kind", str), ("unit", str), ("path", str), ("interval_ns", int), ("cpus", str),
+    fields = (("id", int), ("name", str), ("kind", str), ("unit", str), ("path", str), ("interval_ns", MAYBE), ("cpus", str),
               ("origin", str))
     rows = [(id_, name, kind, UNITS[kind], path, interval or None, cpus, _known(origin))
             for id_, name, kind, path, interval, cpus, origin in records.of(24)]
@@ -96,8 +96,8 @@ def samples(records, offset):
 def experts(records):
     """One row for each expert that a layer chose for a token. `token_index` counts the tokens of the graph's batch from 0,
     `rank` the experts of a token. `why` says why no expert was recorded; `expert` is then not known."""
-    fields = (("graph", int), ("layer", int), ("ids", int), ("weights", int), ("token_index", int), ("rank", int),
-              ("expert", int), ("why", str))
+    fields = (("graph", int), ("layer", MAYBE), ("ids", int), ("weights", int), ("token_index", int),
+              ("rank", MAYBE), ("expert", MAYBE), ("why", str))
     rows = []
     for graph, ids, weights, used, _, first, n, why, data in records.of(22):
         layer = _layer(records, ids, weights)

@@ -5,7 +5,7 @@ from array import array
 from bisect import bisect_left, bisect_right
 
 from .names import UNKNOWN
-from .table import Coded, Numbers, Table, clamp, repeated, signed_words
+from .table import MAYBE, Coded, Numbers, Table, clamp, repeated, signed_words
 from .wire import busy_slices, varints, wall_slices
 
 NAMES = ("pid", "call", "phase", "token", "graph", "layer", "op", "name", "thread", "tid", "start_ns", "end_ns", "wait_ns",
@@ -90,7 +90,8 @@ class Ops:
                  "tid": lambda run: run.record[_TID], "pid": self._pid, "token": self._token, "call": self._function,
                  "phase": self._phase}[name]
         values = [value(run) for run in self.runs]
-        return repeated(values, [run.n for run in self.runs], name in ("call", "phase"))
+        kind = str if name in ("call", "phase") else MAYBE if name in ("pid", "token") else int
+        return repeated(values, [run.n for run in self.runs], kind)
 
     def _pid(self, run):
         if run.graph is not None:

@@ -7,7 +7,7 @@ from .kinds import BY_NAME
 from .load import Records
 from .names import Namer
 from .ops import Ops
-from .table import from_records, from_rows
+from .table import MAYBE, from_records, from_rows
 
 _COLUMN = {"str": str, "bool": bool, "bytes": object, "guid": object}
 
@@ -125,21 +125,21 @@ class Run:
     @_once
     def calls(self):
         """One row for each call of llama.cpp, or for what takes its place. `seq` is `token` in other tables."""
-        fields = (("seq", int), ("pid", int), ("tid", int), ("call", str), ("phase", str), ("tokens", int),
+        fields = (("seq", int), ("pid", int), ("tid", int), ("call", str), ("phase", str), ("tokens", MAYBE),
                   ("start_ns", int), ("dur_ns", int), ("graphs", int), ("cut", bool), ("unseen", bool),
-                  ("device_ns", int))
+                  ("device_ns", MAYBE))
         rows = [(c.seq, c.pid, c.tid, c.function, c.phase, c.tokens, c.t + self._offset, c.dur, c.graphs, c.cut, c.unseen,
-                 c.device) for c in self._timeline.calls]
+                 None if c.unseen else c.device) for c in self._timeline.calls]
         return from_rows("calls", fields, rows)
 
     @_once
     def graphs(self):
         """One row for each graph of the scheduler."""
         line, fields = self._timeline, (
-            ("seq", int, 0), ("token", int, 1), ("phase", str, lambda g: line.graph_phase[g[0]]), ("pid", int, 2),
-            ("tid", int, 3), ("cgraph", int, 4), ("n_nodes", int, 5), ("ubatch", int, lambda g: g[6] or None),
+            ("seq", int, 0), ("token", MAYBE, 1), ("phase", str, lambda g: line.graph_phase[g[0]]), ("pid", int, 2),
+            ("tid", int, 3), ("cgraph", int, 4), ("n_nodes", int, 5), ("ubatch", MAYBE, lambda g: g[6] or None),
             ("start_ns", int, self._start(7)), ("dur_ns", int, 8), ("cut", bool, 9),
-            ("device_ns", int, lambda g: _device(g[10])))
+            ("device_ns", MAYBE, lambda g: _device(g[10])))
         return from_records("graphs", fields, self._all.of(11))
 
     @_once
@@ -147,9 +147,9 @@ class Run:
         """One row for each split of a graph, on one backend. `graph` is the seq of a graph of the scheduler."""
         records = self._all
         fields = (
-            ("seq", int, 0), ("graph", int, 1), ("backend", str, lambda s: backend_name(records, s[2])), ("pid", int, 3),
+            ("seq", int, 0), ("graph", MAYBE, 1), ("backend", str, lambda s: backend_name(records, s[2])), ("pid", int, 3),
             ("tid", int, 4), ("n_nodes", int, 5), ("start_ns", int, self._start(6)), ("dur_ns", int, 7), ("cut", bool, 8),
-            ("device_ns", int, lambda s: _device(s[9])), ("plan", int, 10))
+            ("device_ns", MAYBE, lambda s: _device(s[9])), ("plan", MAYBE, 10))
         return from_records("splits", fields, records.of(12))
 
     @_once
@@ -158,12 +158,14 @@ class Run:
         line, graphs = self._timeline, self._all.of(13)
         calls = [None if call is None else line.calls[call].seq for call in line.cpu_call]
         rows = list(zip(graphs, calls, line.cpu_phase))
-        names = {"n_nodes": 6, "n_threads": 7, "dur_ns": 10, "expected": 11, "seen": 12}
-        fields = [("seq", int, _of(0)), ("graph", int, _of(1)), ("split", int, _of(2)), ("token", int, 1), ("phase", str, 2),
-                  ("pid", int, _of(3)), ("tid", int, _of(4)), ("plan", int, _of(5)),
-                  ("ubatch", int, lambda row: row[0][8] or None), ("start_ns", int, lambda row: row[0][9] + self._offset)]
-        fields += [(name, int, _of(at)) for name, at in names.items()]
-        return from_records("cpu_graphs", fields + [("barrier", bool, _of(13)), ("cut", bool, _of(14))], rows)
+        start = self._start(9)
+        fields = (
+            ("seq", int, _of(0)), ("graph", MAYBE, _of(1)), ("split", MAYBE, _of(2)), ("token", MAYBE, 1), ("phase", str, 2),
+            ("pid", int, _of(3)), ("tid", int, _of(4)), ("plan", MAYBE, _of(5)), ("n_nodes", int, _of(6)),
+            ("n_threads", int, _of(7)), ("ubatch", MAYBE, lambda row: row[0][8] or None),
+            ("start_ns", int, lambda row: start(row[0])), ("dur_ns", int, _of(10)), ("expected", MAYBE, _of(11)),
+            ("seen", int, _of(12)), ("barrier", bool, _of(13)), ("cut", bool, _of(14)))
+        return from_records("cpu_graphs", fields, rows)
 
     def _start(self, at):
         """A time of a record on the clock of the tables."""
@@ -173,7 +175,7 @@ class Run:
     @_once
     def threads(self):
         """One row for each thread of GGML's pool and phase, as `report --json` has in `by_thread`."""
-        fields = (("phase", str), ("ith", int), ("tids", int), ("slices", int), ("op_ns", int), ("wait_ns", int))
+        fields = (("phase", str), ("ith", int), ("tids", int), ("slices", int), ("op_ns", int), ("wait_ns", MAYBE))
         sums = self._sums
         rows = [(phase, ith, len(tids), slices, op, wait if phase in sums.barrier else None)
                 for (phase, ith), (tids, slices, op, wait) in sums.threads.items()]
@@ -184,7 +186,7 @@ class Run:
     def tensors(self):
         """One row for each tensor; `op` and `type` are names, `src` the ids of the sources by slot."""
         fields = (("id", int), ("pid", int), ("addr", int), ("known", bool), ("op", str), ("type", str),
-                  ("flags", int), ("name", str), ("ne", object), ("nb", object), ("src", object), ("view_src", int))
+                  ("flags", MAYBE), ("name", str), ("ne", object), ("nb", object), ("src", object), ("view_src", MAYBE))
         namer, rows = self._namer, []
         for t in self._all.tensors.values():
             if t.known:
@@ -269,4 +271,6 @@ def _column_type(kind):
         return _COLUMN[kind]
     if kind.startswith("["):
         return object
+    if kind.endswith("?"):
+        return MAYBE
     return str if "|" in kind else int

@@ -15,35 +15,37 @@ def _need(package, what):
 
 
 class Numbers:
-    """Whole numbers of 64 bits; `missing` has a 1 for each that is not known."""
+    """Whole numbers of 64 bits. `missing` has a 1 for each that is not known, and is None where all are always known."""
 
     def __init__(self, values, missing=None):
-        self.values, self.missing = values, missing if missing and any(missing) else None
+        self.values, self.missing = values, missing
+        self._some = missing is not None and 1 in missing
 
     @classmethod
     def of(cls, values):
+        """From a list of numbers."""
+        return cls(words(values))
+
+    @classmethod
+    def maybe(cls, values):
         """From a list in which None is a number that is not known."""
-        missing = None
-        if None in values:
-            missing = bytearray(value is None for value in values)
-            values = [0 if value is None else value for value in values]
-        return cls(words(values), missing)
+        return cls(words([0 if value is None else value for value in values]), bytearray(value is None for value in values))
 
     def plain(self):
-        if not self.missing:
+        if not self._some:
             return self.values
         return [None if gone else value for value, gone in zip(self.values, self.missing)]
 
+    def _mask(self, np):
+        return np.array(self.missing, dtype=bool)
+
     def numpy(self, np):
         values = np.array(self.values)
-        return np.ma.MaskedArray(values, np.array(self.missing, dtype=bool)) if self.missing else values
+        return np.ma.MaskedArray(values, self._mask(np)) if self._some else values
 
     def pandas(self, pd, np):
         values = np.array(self.values)
-        if not self.missing:
-            return values
-        kind = pd.arrays.IntegerArray
-        return kind(values, np.array(self.missing, dtype=bool))
+        return values if self.missing is None else pd.arrays.IntegerArray(values, self._mask(np))
 
     def arrow(self, pa):
         return pa.array(self.plain(), type=pa.uint64() if self.values.typecode == "Q" else pa.int64())
@@ -106,17 +108,20 @@ class Coded:
         return pa.DictionaryArray.from_arrays(codes, pa.array(self.texts, type=pa.string()))
 
 
-def repeated(values, counts, texts):
-    """A column in which each value is repeated; numbers, or texts."""
-    if texts:
-        coded, codes = Coded.of(values), array("i")
-        for code, count in zip(coded.codes, counts):
+def repeated(values, counts, kind):
+    """A column in which each value is repeated so often: int, MAYBE or str."""
+    column = _WRAP[kind](values)
+    if kind is str:
+        codes = array("i")
+        for code, count in zip(column.codes, counts):
             codes.extend(array("i", [code]) * count)
-        return Coded(codes, coded.texts)
-    out, missing = array("q"), bytearray()
-    for value, count in zip(values, counts):
-        out.extend(array("q", [clamp(value or 0)]) * count)
-        missing.extend(bytes([value is None]) * count)
+        return Coded(codes, column.texts)
+    out, missing = array("q"), None if column.missing is None else bytearray()
+    for value, count in zip(column.values, counts):
+        out.extend(array("q", [clamp(value)]) * count)
+    if missing is not None:
+        for gone, count in zip(column.missing, counts):
+            missing.extend(bytes([gone]) * count)
     return Numbers(out, missing)
 
 
@@ -227,11 +232,13 @@ class Table:
         return pa.table([self._column(name).arrow(pa) for name in names], names=names)
 
 
-_WRAP = {int: Numbers.of, str: Coded.of, bool: Flags, object: Objects}
+# The type of a number that may be unknown.
+MAYBE = "int or None"
+_WRAP = {int: Numbers.of, MAYBE: Numbers.maybe, str: Coded.of, bool: Flags, object: Objects}
 
 
 def from_records(title, fields, records):
-    """A table of tuples. `fields` are a name, a type (int, str, bool or object), and the value's index in a tuple or a
+    """A table of tuples. `fields` are a name, a type (int, MAYBE, str, bool or object), and the value's index in a tuple or a
     function of the tuple."""
     place = {name: (_WRAP[kind], get) for name, kind, get in fields}
 

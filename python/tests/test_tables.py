@@ -7,10 +7,10 @@ from array import array
 from unittest import mock
 
 import profinfer
-from profinfer.table import from_rows, words
+from profinfer.table import MAYBE, from_rows, words
 from writer import small
 
-FIELDS = (("n", int), ("maybe", int), ("big", int), ("text", str), ("flag", bool), ("list", object))
+FIELDS = (("n", int), ("maybe", MAYBE), ("big", int), ("text", str), ("flag", bool), ("list", object))
 ROWS = [(1, None, 1 << 63, "a", True, (1, 2)), (-2, 0, 0, None, False, None), (3, 1 << 60, 5, "a", True, (3, 4))]
 
 
@@ -71,6 +71,8 @@ class Tables(unittest.TestCase):
         self.assertEqual((frame["maybe"].sum(), frame["text"][2]), (1 << 60, "a"))
         self.assertEqual(list(self.table.to_pandas(["flag", "n"]).columns), ["flag", "n"])
         self.assertEqual(len(from_rows("none", FIELDS, []).to_pandas()), 0)
+        # The type does not depend on whether a number is missing.
+        self.assertEqual(str(from_rows("known", FIELDS, ROWS[1:]).to_pandas()["maybe"].dtype), "Int64")
 
     @unittest.skipUnless(found("pyarrow"), "no pyarrow")
     def test_arrow(self):
