@@ -3,6 +3,7 @@
 import struct
 
 from profinfer.crc32c import pure as crc32c
+from profinfer.wire import _PAIRS
 
 
 def varint(value):
@@ -83,6 +84,14 @@ def plan(id_, tensors):
 def pair(busy, gap):
     """A slice with a barrier, in the longest form."""
     return b"\7" + varint(busy + 1) + varint(gap)
+
+
+def packed_pair(busy, gap):
+    """A slice with a barrier, as the recorder writes it."""
+    for row, (size, bits, mask) in enumerate(_PAIRS):
+        if busy + 1 <= mask and gap < 1 << 8 * size - 3 - bits:
+            return (row | busy + 1 << 3 | gap << 3 + bits).to_bytes(size, "little")
+    return pair(busy, gap)
 
 
 def run(data, n, t=0, plan_=0, barrier=1, ith=0, graph=0, first=0):
