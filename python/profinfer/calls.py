@@ -21,13 +21,13 @@ _NAMES = {bytes.fromhex(guid): name for guid, name in (
 
 def backend_name(records, id_):
     """The name of a backend; its GUID if it has none, None if the trace does not describe it."""
-    backend = records.keyed[9].get((id_,))
-    return backend and (backend[2] or _NAMES.get(backend[1]) or backend[1].hex())
+    backend = records.one("Backend", id_)
+    return backend and (backend.name or _NAMES.get(backend.guid) or backend.guid.hex())
 
 
 def _on_device(records, id_):
-    backend = records.keyed[9].get((id_,))
-    return backend is not None and backend[1] not in _HOST_GUIDS and backend[2] not in _HOST_NAMES
+    backend = records.one("Backend", id_)
+    return backend is not None and backend.guid not in _HOST_GUIDS and backend.name not in _HOST_NAMES
 
 
 def phase_of(width):
@@ -85,7 +85,7 @@ class Timeline:
 
     def __init__(self, records):
         self._records = records
-        tokens, graphs, cpu_graphs = records.of(10), records.of(11), records.of(13)
+        tokens, graphs, cpu_graphs = records.of("Token"), records.of("Graph"), records.of("CpuGraph")
         self.source = "token" if tokens else "scheduler_graph" if graphs else "cpu_graph"
         bare = sorted(self._bare(), key=lambda call: (call.t, call.seq))
         self._by_seq = {call.seq: i for i, call in enumerate(bare)}
@@ -100,8 +100,8 @@ class Timeline:
         self.graph_phase = {seq: self._phase(self.graph_call[seq], width) for seq, width in graph_width.items()}
         self.cpu_phase = []
         for g, call in zip(cpu_graphs, self.cpu_call):
-            of_graph = g[1] in self.graph_phase and call is None
-            self.cpu_phase.append(self.graph_phase[g[1]] if of_graph else self._phase(call, g[8]))
+            of_graph = g.graph in self.graph_phase and call is None
+            self.cpu_phase.append(self.graph_phase[g.graph] if of_graph else self._phase(call, g.ubatch))
 
     def _phase(self, call, width):
         return phase_of(width) if call is None else self.calls[call].phase
@@ -110,13 +110,13 @@ class Timeline:
         """The calls without what their graphs say."""
         records = self._records
         # Before format 1.3, the completion of a device was not recorded.
-        early = {s[1] for s in records.of(12) if s[9] == 0 and _on_device(records, s[2])} - {None}
+        early = {s.graph for s in records.of("Split") if s.device == 0 and _on_device(records, s.backend)} - {None}
         if self.source == "token":
-            early = {g[1] for g in records.of(11) if g[0] in early} - {None}
-            return [_call(t[0], t[1], t[2], t[3], t[4], t[5], t[6], t[7], t[8], t[0] in early) for t in records.of(10)]
+            early = {g.token for g in records.of("Graph") if g.seq in early} - {None}
+            return [_call(t, t.entry, t.n_tokens, t.device, t.seq in early) for t in records.of("Token")]
         if self.source == "scheduler_graph":
-            return [_call(g[0], g[2], g[3], None, None, g[7], g[8], g[9], g[10], g[0] in early) for g in records.of(11)]
-        return [_call(g[0], g[3], g[4], None, None, g[9], g[10], g[14], 0, False) for g in records.of(13)]
+            return [_call(g, None, None, g.device, g.seq in early) for g in records.of("Graph")]
+        return [_call(g, None, None, 0, False) for g in records.of("CpuGraph")]
 
     def _at(self, bare, pid, tid, t):
         """The call of a thread that runs at `t`."""
@@ -131,36 +131,36 @@ class Timeline:
         """Finds the call of each scheduler graph; returns their widths."""
         first = {}
         for g in cpu_graphs:
-            if g[1] is not None and g[8] != 0:
-                first[g[1]] = min(first.get(g[1], (g[9], g[8])), (g[9], g[8]))
+            if g.graph is not None and g.ubatch != 0:
+                first[g.graph] = min(first.get(g.graph, (g.t, g.ubatch)), (g.t, g.ubatch))
         self.graph_call, graph_width = {}, {}
         for g in graphs:
             if self.source != "token":
-                call = self._by_seq.get(g[0])
-            elif g[1] is not None:
-                call = self._by_seq.get(g[1])
+                call = self._by_seq.get(g.seq)
+            elif g.token is not None:
+                call = self._by_seq.get(g.token)
             else:
-                call = self._at(bare, g[2], g[3], g[7])
-            width = g[6] or first.get(g[0], (0, 0))[1]
+                call = self._at(bare, g.pid, g.tid, g.t)
+            width = g.ubatch or first.get(g.seq, (0, 0))[1]
             if call is not None:
                 widths[call].add(width)
-            self.graph_call[g[0]], graph_width[g[0]] = call, width
+            self.graph_call[g.seq], graph_width[g.seq] = call, width
         return graph_width
 
     def _of_cpu_graph(self, g, bare, widths):
-        if g[1] in self.graph_call:
-            return self.graph_call[g[1]]
-        call = self._by_seq.get(g[0]) if self.source == "cpu_graph" else self._at(bare, g[3], g[4], g[9])
+        if g.graph in self.graph_call:
+            return self.graph_call[g.graph]
+        call = self._by_seq.get(g.seq) if self.source == "cpu_graph" else self._at(bare, g.pid, g.tid, g.t)
         if call is not None:
-            widths[call].add(g[8])
+            widths[call].add(g.ubatch)
         return call
 
 
-def _call(seq, pid, tid, function, tokens, t, dur, cut, device, early):
-    """`device` as in the record: 0, 1 = completion not seen, else 2 plus the time."""
+def _call(record, function, tokens, device, early):
+    """A call of a Token, Graph or CpuGraph. `device` is 0, 1 = completion not seen, else 2 plus the time."""
     not_seen = device == 1 or (device == 0 and early)
-    return Call(seq, pid, tid, function, None, tokens, t, dur, 0, cut or not_seen, not_seen and not cut,
-                max(device - 2, 0))
+    return Call(record.seq, record.pid, record.tid, function, None, tokens, record.t, record.dur, 0, record.cut or not_seen,
+                not_seen and not record.cut, max(device - 2, 0))
 
 
 def _settled(call, width):

@@ -2,6 +2,7 @@
 
 from array import array
 from itertools import chain, islice
+from typing import NamedTuple, Optional
 
 from .names import fold
 from .ops import by_position
@@ -14,9 +15,34 @@ UNITS = {"power": "uW", "energy": "uJ", "frequency": "kHz", "temperature": "mdeg
 
 def counters(records):
     """The requested counters."""
-    fields = (("id", int), ("name", str), ("unit", str), ("scale", int), ("events", str), ("state", str), ("why", str),
-              ("enabled_ns", int), ("running_ns", int))
-    return from_rows("counters", fields, records.of(18))
+    fields = (("id", int, "id"), ("name", str, "name"), ("unit", str, "unit"), ("scale", int, "scale"),
+              ("events", str, "events"), ("state", str, "state"), ("why", str, "why"), ("enabled_ns", int, "enabled_ns"),
+              ("running_ns", int, "running_ns"))
+    return from_records("counters", fields, records.of("Counter"))
+
+
+class _Counted(NamedTuple):
+    """The counts of a counter in the ops of a record."""
+
+    record: tuple
+    counter: str
+    unit: Optional[str]
+    scale: int
+    counts: array
+    """Raw, plus 1; 0 is not known."""
+
+
+def _counted(records):
+    for record in records.of("OpCounts"):
+        ids = [id_ for id_ in range(32) if record.counters >> id_ & 1]
+        values = varints(record.data)[:record.n * len(ids)]
+        for i, id_ in enumerate(ids):
+            counter = records.one("Counter", id_)
+            counts = signed_words(values[i::len(ids)])
+            if counter:
+                yield _Counted(record, counter.name, counter.unit, counter.scale, counts)
+            else:
+                yield _Counted(record, f"counter#{id_}", None, 1, counts)
 
 
 OP_COUNTS = ("graph", "thread", "plan", "position", "op", "name", "counter", "unit", "count")
@@ -24,47 +50,40 @@ OP_COUNTS = ("graph", "thread", "plan", "position", "op", "name", "counter", "un
 
 def op_counts(records, namer):
     """One row for each op, thread and counter; `count` is in `unit`. A counter's rows of a record follow each other."""
-    known = {record[0]: record for record in records.of(18)}
-    # One part for each record and counter: the record, the counter, and the number of ops.
-    parts = []
-    for record in records.of(19):
-        ids = [id_ for id_ in range(32) if record[5] >> id_ & 1]
-        values = varints(record[6])[:record[4] * len(ids)]
-        for i, id_ in enumerate(ids):
-            counter = known.get(id_, (id_, f"counter#{id_}", None, 1))
-            counts = values[i::len(ids)]
-            parts.append((record, counter[1], counter[2], counter[3], signed_words(counts)))
-    fixed = {"graph": lambda part: part[0][0], "thread": lambda part: part[0][1], "plan": lambda part: part[0][2],
-             "counter": lambda part: part[1], "unit": lambda part: part[2]}
+    parts = list(_counted(records))
+    fixed = {"graph": (int, lambda part: part.record.graph), "thread": (int, lambda part: part.record.ith),
+             "plan": (int, lambda part: part.record.plan), "counter": (str, lambda part: part.counter),
+             "unit": (str, lambda part: part.unit)}
 
     def make(name):
         if name == "count":
             out, missing = array("q"), bytearray()
-            for _, _, _, scale, counts in parts:
-                out.extend(signed_words([max(count - 1, 0) * scale for count in counts]))
-                missing.extend(bytes(count == 0 for count in counts))
+            for part in parts:
+                out.extend(signed_words([max(count - 1, 0) * part.scale for count in part.counts]))
+                missing.extend(bytes(count == 0 for count in part.counts))
             return Numbers(out, missing)
         if name == "position":
-            return Numbers(array("q", chain.from_iterable(
-                range(part[0][3], part[0][3] + len(part[4])) for part in parts)))
+            positions = (range(part.record.first, part.record.first + len(part.counts)) for part in parts)
+            return Numbers(array("q", chain.from_iterable(positions)))
         if name in fixed:
-            return repeated([fixed[name](part) for part in parts], [len(part[4]) for part in parts],
-                            str if name in ("counter", "unit") else int)
-        return by_position(namer, name, ((part[0][2], part[0][3], len(part[4])) for part in parts))
-    return Table("op_counts", OP_COUNTS, make, lambda: sum(len(part[4]) for part in parts))
+            kind, get = fixed[name]
+            return repeated([get(part) for part in parts], [len(part.counts) for part in parts], kind)
+        return by_position(namer, name, ((part.record.plan, part.record.first, len(part.counts)) for part in parts))
+    return Table("op_counts", OP_COUNTS, make, lambda: sum(len(part.counts) for part in parts))
 
 
 def off_cpu(records, offset):
     """One row for each time that a thread was off the CPU. Where it came back is not known if the recording ended before."""
-    def unless_cut(at):
-        return lambda record: None if record[13] else record[at]
+    def back(field):
+        return lambda record: None if record.cut else getattr(record, field)
 
-    fields = (("pid", int, 0), ("tid", int, 1), ("start_ns", int, lambda r: r[2] + offset), ("dur_ns", int, 3),
-              ("runnable_ns", MAYBE, 4), ("state", int, 5), ("io", str, lambda r: _known(r[6])),
-              ("fault", str, lambda r: _known(r[7])), ("cpu", int, 8), ("to_cpu", MAYBE, unless_cut(9)), ("by", int, 10),
-              ("by_name", str, 14), ("from", MAYBE, unless_cut(11)), ("from_name", str, unless_cut(15)), ("waker", int, 12),
-              ("waker_name", str, 16), ("cut", bool, 13))
-    return from_records("offcpu", fields, records.of(20))
+    fields = (
+        ("pid", int, "pid"), ("tid", int, "tid"), ("start_ns", int, lambda record: record.t + offset), ("dur_ns", int, "dur"),
+        ("runnable_ns", MAYBE, "runnable"), ("state", int, "state"), ("io", str, lambda record: _known(record.io)),
+        ("fault", str, lambda record: _known(record.fault)), ("cpu", int, "cpu"), ("to_cpu", MAYBE, back("to_cpu")),
+        ("by", int, "by"), ("by_name", str, "by_name"), ("from", MAYBE, back("from_")), ("from_name", str, back("from_name")),
+        ("waker", int, "waker"), ("waker_name", str, "waker_name"), ("cut", bool, "cut"))
+    return from_records("offcpu", fields, records.of("OffCpu"))
 
 
 def _known(text):
@@ -73,23 +92,23 @@ def _known(text):
 
 def sensors(records):
     """What was sampled."""
-    fields = (("id", int), ("name", str), ("kind", str), ("unit", str), ("path", str), ("interval_ns", MAYBE), ("cpus", str),
-              ("origin", str))
-    rows = [(id_, name, kind, UNITS[kind], path, interval or None, cpus, _known(origin))
-            for id_, name, kind, path, interval, cpus, origin in records.of(24)]
-    return from_rows("sensors", fields, rows)
+    fields = (
+        ("id", int, "id"), ("name", str, "name"), ("kind", str, "kind"), ("unit", str, lambda sensor: UNITS[sensor.kind]),
+        ("path", str, "path"), ("interval_ns", MAYBE, lambda sensor: sensor.interval_ns or None), ("cpus", str, "cpus"),
+        ("origin", str, lambda sensor: _known(sensor.origin)))
+    return from_records("sensors", fields, records.of("Sensor"))
 
 
 def samples(records, offset):
     """One row for each value of a sensor."""
     fields = (("time_ns", int), ("sensor", int), ("name", str), ("kind", str), ("unit", str), ("value", int))
-    known, rows = {record[0]: record for record in records.of(24)}, []
-    for t, data in records.of(25):
+    rows = []
+    for t, data in records.of("Sample"):
         values = varints(data)
         for id_, value in zip(values[::2], values[1::2]):
-            sensor = known.get(id_)
-            kind = sensor and sensor[2]
-            rows.append((t + offset, id_, sensor and sensor[1], kind, kind and UNITS[kind], unzigzag(value)))
+            sensor = records.one("Sensor", id_)
+            known = (sensor.name, sensor.kind, UNITS[sensor.kind]) if sensor else (None, None, None)
+            rows.append((t + offset, id_, *known, unzigzag(value)))
     return from_rows("samples", fields, rows)
 
 
@@ -99,12 +118,12 @@ def experts(records):
     fields = (("graph", int), ("layer", MAYBE), ("ids", int), ("weights", int), ("token_index", int),
               ("rank", MAYBE), ("expert", MAYBE), ("why", str))
     rows = []
-    for graph, ids, weights, used, _, first, n, why, data in records.of(22):
-        layer = _layer(records, ids, weights)
-        if why:
-            rows.append((graph, layer, ids, weights, first, None, None, why))
-        for i, value in enumerate(islice(varints(data), n * used)):
-            rows.append((graph, layer, ids, weights, first + i // used, i % used, unzigzag(value), None))
+    for record in records.of("Experts"):
+        of = (record.graph, _layer(records, record.ids, record.weights), record.ids, record.weights)
+        if record.why:
+            rows.append((*of, record.first, None, None, record.why))
+        for i, value in enumerate(islice(varints(record.data), record.rows * record.used)):
+            rows.append((*of, record.first + i // record.used, i % record.used, unzigzag(value), None))
     return from_rows("experts", fields, rows)
 
 
@@ -123,14 +142,14 @@ def kernels(records, offset):
     fields = (("pid", int), ("tid", int), ("source", str), ("queue", int), ("error_ns", int), ("name", str),
               ("host_ns", int), ("queued_ns", int), ("submitted_ns", int), ("start_ns", int), ("end_ns", int))
     rows = []
-    for pid, tid, source, queue, error, t, data in records.of(30):
-        values, host = varints(data), t + offset
+    for record in records.of("DeviceKernels"):
+        values, host = varints(record.data), record.t + offset
         for i in range(0, len(values) - 5, 6):
             times, last = [], host
             for value in values[i + 1:i + 6]:
                 last += unzigzag(value)
                 times.append(last)
             host = times[0]
-            named = records.keyed[29].get((values[i],))
-            rows.append((pid, tid, source, queue, error, named and named[1] or None, *times))
+            named = records.one("KernelName", values[i])
+            rows.append((*record[:5], named and named.name or None, *times))
     return from_rows("kernels", fields, rows)

@@ -7,9 +7,14 @@ the last one counts. Without a key, all are kept.
 A predicted kind lists its fields as `name:rule:type`, where the rule is FORMAT.md's letter.
 """
 
+from collections import namedtuple
+from keyword import iskeyword
+
 from .wire import PLAIN, enum, list_of, optional
 
-TENSOR, PLAN, SLICES, OFF_CPU, TASK = 7, 8, 14, 20, 21
+TENSOR = 7
+# What a record has besides the fields of its kind: the bytes after them, or what the reader adds.
+_MORE = {"Slices": ("data",), "OffCpu": ("by_name", "from_name", "waker_name")}
 
 _AVAILABLE = "whole|partly|none"
 _TRISTATE = "unknown|no|yes"
@@ -74,8 +79,14 @@ _PREDICTED_KINDS = (
 )
 
 
+def _record(name, fields):
+    """The class of a kind's records; a field that Python reserves the name of ends in an underscore."""
+    fields = fields + _MORE.get(name, ())
+    return namedtuple(name, [field + "_" if iskeyword(field) else field for field in fields])._make
+
+
 class Plain:
-    """A kind whose fields follow each other."""
+    """A kind whose fields follow each other. `make` makes a record of a list of values."""
 
     def __init__(self, number, name, fields, key):
         self.number, self.name = number, name
@@ -83,19 +94,21 @@ class Plain:
         self.fields = tuple(name for name, _ in split)
         self.types = tuple(kind for _, kind in split)
         self.reads = tuple(_plain(kind) for kind in self.types)
+        self.make = _record(name, self.fields)
         self.time = self.types.index("time") if "time" in self.types else None
         names = key.split() if isinstance(key, str) else key
         self.key = None if names is None else tuple(self.fields.index(name) for name in names)
 
 
 class Predicted:
-    """A kind whose fields are stored as differences from predictions."""
+    """A kind whose fields are stored as differences from predictions. `make` makes a record of a list of values."""
 
     def __init__(self, number, name, fields):
         self.number, self.name = number, name
         split = [field.split(":") for field in fields.split(" ")]
         self.fields = tuple(name for name, _, _ in split)
         self.types = tuple(kind for _, _, kind in split)
+        self.make = _record(name, self.fields)
         rules = [rule for _, rule, _ in split]
         self.next = tuple(i for i, rule in enumerate(rules) if rule == "N")
         self.time = rules.index("T")

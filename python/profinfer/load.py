@@ -1,7 +1,7 @@
 """Reads all records of a trace, once, into lists by kind. What is inside slices and lists is decoded when it is asked for."""
 
 from .blocks import bad_record, left_out
-from .kinds import BY_NUMBER, OFF_CPU, PLAN, SLICES, TASK, TENSOR, Plain
+from .kinds import BY_NUMBER, TENSOR, Plain
 from .predicted import Calls, Tensors
 from .wire import BAD, plan_hits, signed, varint
 
@@ -12,14 +12,14 @@ _MOST_TENSORS = 1 << 20
 class Records:
     """All records of a trace.
 
-    `lists` has tuples of fields, by number of the kind; times are absolute, CLOCK_MONOTONIC in ns. Records with a key are in
-    `keyed` instead. An OffCpu record is followed by the names of the threads `by`, `from` and `waker`, a Slices record by its
-    bytes.
+    `lists` has records by the name of their kind, in the order of the file; times are absolute, CLOCK_MONOTONIC in ns. Records
+    with a key are in `keyed` instead. An OffCpu record also has the names of the threads `by`, `from` and `waker`, a Slices
+    record its bytes.
     """
 
     def __init__(self, scan):
-        self.lists = {number: [] for number, kind in BY_NUMBER.items() if kind.key is None}
-        self.keyed = {number: {} for number, kind in BY_NUMBER.items() if kind.key is not None}
+        self.lists = {kind.name: [] for kind in BY_NUMBER.values() if kind.key is None}
+        self.keyed = {kind.name: {} for kind in BY_NUMBER.values() if kind.key is not None}
         self.tensors, self.damage, self.blocks = {}, [], 0
         self._tasks, self._dropped = {}, 0
         for block in scan.blocks:
@@ -32,14 +32,18 @@ class Records:
         if self._dropped:
             self.damage.append(left_out(f"{self._dropped} tensors dropped: more than {_MOST_TENSORS}"))
 
-    def of(self, number):
+    def of(self, name):
         """The records of a kind, in the order of the file."""
-        return self.lists[number] if number in self.lists else list(self.keyed[number].values())
+        return self.lists[name] if name in self.lists else list(self.keyed[name].values())
+
+    def one(self, name, *key):
+        """The record of a kind that has this key, or None."""
+        return self.keyed[name].get(key)
 
     def plan(self, plan):
         """(tensor, second tensor or None) of each position of a plan, one after the other; none if it is not known."""
-        record = self.keyed[PLAN].get((plan,))
-        tensors, second = plan_hits(record[3]) if record else ((), {})
+        record = self.one("Plan", plan)
+        tensors, second = plan_hits(record.hits) if record else ((), {})
         for position, tensor in enumerate(tensors):
             yield tensor, second.get(position)
 
@@ -68,34 +72,36 @@ class Records:
         """Decodes a record and keeps it."""
         number, pos = varint(body, 0)
         if number == TENSOR:
-            self._keep(number, tensors.take(body, pos))
+            self._keep_tensor(tensors.take(body, pos))
             return
         kind = BY_NUMBER.get(number)
         if kind is None:  # Of a later version.
             return
         if isinstance(kind, Plain):
-            self._keep(number, _plain(kind, body, pos, first))
-            return
-        record, pos = calls.take(number, body, pos)
-        self._keep(number, record + (body[pos:],) if number == SLICES else record)
-
-    def _keep(self, number, record):
-        if number in self.lists:
-            if number == OFF_CPU:
-                name = self._tasks.get
-                record += (name(record[10]), name(record[11]), name(record[12]))
-            elif number == TASK:
-                self._tasks[record[0]] = record[1]
-            self.lists[number].append(record)
-        elif number == TENSOR:
-            # An id keeps its meaning, so a repetition changes nothing.
-            if len(self.tensors) < _MOST_TENSORS:
-                self.tensors.setdefault(record.id, record)
-            elif record.id not in self.tensors:
-                self._dropped += 1
+            values = _plain(kind, body, pos, first)
         else:
-            key = tuple([record[i] for i in BY_NUMBER[number].key])
-            self.keyed[number][key] = record
+            values, pos = calls.take(number, body, pos)
+        if kind.name == "Slices":
+            values.append(body[pos:])
+        elif kind.name == "OffCpu":
+            at = kind.fields.index("by")
+            values += [self._tasks.get(tid) for tid in values[at:at + 3]]
+        self._keep(kind, kind.make(values))
+
+    def _keep(self, kind, record):
+        if kind.key is None:
+            self.lists[kind.name].append(record)
+            if kind.name == "Task":
+                self._tasks[record.tid] = record.comm
+        else:
+            self.keyed[kind.name][tuple([record[i] for i in kind.key])] = record
+
+    def _keep_tensor(self, tensor):
+        # An id keeps its meaning, so a repetition changes nothing.
+        if len(self.tensors) < _MOST_TENSORS:
+            self.tensors.setdefault(tensor.id, tensor)
+        elif tensor.id not in self.tensors:
+            self._dropped += 1
 
 
 def _plain(kind, body, pos, first):
@@ -110,4 +116,4 @@ def _plain(kind, body, pos, first):
             out.append(missing)
     if kind.time is not None:
         out[kind.time] = signed(out[kind.time] + first)
-    return tuple(out)
+    return out

@@ -62,8 +62,6 @@ class Namer:
 
     def __init__(self, records):
         self._records = records
-        self._ops = {record[0]: record for record in records.of(5)}
-        self._types = {record[0]: record[1] for record in records.of(6)}
         self._known, self._plans = {}, {}
 
     def tensor(self, id_):
@@ -73,11 +71,12 @@ class Namer:
 
     def op_name(self, op):
         """The name of an op as ggml_op_desc gives it; its number if the trace has none."""
-        record = self._ops.get(op)
-        return record[2] or record[1] if record else f"op#{op}"
+        found = self._records.one("OpDef", op)
+        return found.desc or found.name if found else f"op#{op}"
 
     def type_name(self, type_):
-        return self._types.get(type_, f"type#{type_}")
+        found = self._records.one("TypeDef", type_)
+        return found.name if found else f"type#{type_}"
 
     def of(self, hit):
         """The op of a plan's hit."""
@@ -129,9 +128,9 @@ class Namer:
 
     def _is_leaf(self, tensor):
         """Whether no op computes it: a weight, an input, a cache."""
-        named = self._ops.get(tensor.op)
+        op = self._records.one("OpDef", tensor.op)
         return (tensor.known and tensor.view_src is None and all(id_ is None for id_ in tensor.src)
-                and named is not None and named[1] == "NONE")
+                and op is not None and op.name == "NONE")
 
     def _shape(self, tensor):
         dims = list(tensor.ne)

@@ -10,8 +10,6 @@ from .wire import busy_slices, varints, wall_slices
 
 NAMES = ("pid", "call", "phase", "token", "graph", "layer", "op", "name", "thread", "tid", "start_ns", "end_ns", "wait_ns",
          "types", "position", "cpu")
-# Fields of a Slices record.
-_GRAPH, _ITH, _TID, _PLAN, _FIRST, _N, _T, _BARRIER, _DATA = range(9)
 
 
 class Run:
@@ -47,21 +45,21 @@ class Ops:
 
     def _sorted(self):
         """The records in order, each with the index of its CpuGraph or None."""
-        index = {g[0]: i for i, g in enumerate(self._records.of(13))}
-        found = sorted(self._records.of(14), key=lambda r: (r[_GRAPH], r[_PLAN], r[_ITH], r[_FIRST]))
-        return [(record, index.get(record[_GRAPH])) for record in found]
+        index = {g.seq: i for i, g in enumerate(self._records.of("CpuGraph"))}
+        found = sorted(self._records.of("Slices"), key=lambda r: (r.graph, r.plan, r.ith, r.first))
+        return [(record, index.get(record.graph)) for record in found]
 
     def _decode(self):
         starts, ends, waits = array("q"), array("q"), array("q")
         no_end, no_wait, runs = bytearray(), bytearray(), []
-        graphs, found, offset = self._records.of(13), self._sorted(), self._offset
+        graphs, found, offset = self._records.of("CpuGraph"), self._sorted(), self._offset
         for i, (record, at) in enumerate(found):
             after = found[i + 1][0] if i + 1 < len(found) else None
             joined, graph_end = _edges(record, after, graphs[at] if at is not None else None)
             joined = None if joined is None else joined + offset
             graph_end = None if graph_end is None else graph_end + offset
-            decode = _busy if record[_BARRIER] else _wall
-            one = decode(record, record[_T] + offset, joined, graph_end)
+            decode = _busy if record.barrier else _wall
+            one = decode(record, record.t + offset, joined, graph_end)
             runs.append(Run(record, at, len(starts), len(one[0])))
             starts.extend(signed_words(one[0]))
             ends.extend(signed_words(one[1]))
@@ -82,12 +80,12 @@ class Ops:
         if name == "position":
             values = array("q")
             for run in self.runs:
-                values.extend(range(run.record[_FIRST], run.record[_FIRST] + run.n))
+                values.extend(range(run.record.first, run.record.first + run.n))
             return Numbers(values)
         if name == "cpu":
             return self._cpus()
-        value = {"graph": lambda run: run.record[_GRAPH], "thread": lambda run: run.record[_ITH],
-                 "tid": lambda run: run.record[_TID], "pid": self._pid, "token": self._token, "call": self._function,
+        value = {"graph": lambda run: run.record.graph, "thread": lambda run: run.record.ith,
+                 "tid": lambda run: run.record.tid, "pid": self._pid, "token": self._token, "call": self._function,
                  "phase": self._phase}[name]
         values = [value(run) for run in self.runs]
         kind = str if name in ("call", "phase") else MAYBE if name in ("pid", "token") else int
@@ -95,14 +93,14 @@ class Ops:
 
     def _pid(self, run):
         if run.graph is not None:
-            return self._records.of(13)[run.graph][3]
+            return self._records.of("CpuGraph")[run.graph].pid
         # The graph was lost: the process of its tensors, or the only one there is.
-        first = next(self._records.plan(run.record[_PLAN]), None)
+        first = next(self._records.plan(run.record.plan), None)
         tensor = self._records.tensors.get(first[0]) if first else None
         if tensor:
             return tensor.pid
-        processes = self._records.keyed[1]
-        return next(iter(processes))[0] if len(processes) == 1 else None
+        processes = self._records.of("Process")
+        return processes[0].pid if len(processes) == 1 else None
 
     def _call(self, run):
         line = self._timeline()
@@ -122,15 +120,15 @@ class Ops:
 
     def _of_position(self, name):
         """A column of what the plans say of each position; unknown for a position that the trace does not define."""
-        return by_position(self._namer(), name, ((run.record[_PLAN], run.record[_FIRST], run.n) for run in self.runs))
+        return by_position(self._namer(), name, ((run.record.plan, run.record.first, run.n) for run in self.runs))
 
     def _cpus(self):
         """The CPU that each op started on, as far as it is known."""
-        changes = _changes(self._records.of(37), self._offset)
+        changes = _changes(self._records.of("OpCpus"), self._offset)
         starts = self.times()[0]
         out, missing = array("q"), bytearray()
         for run in self.runs:
-            times, cpus = changes.get(run.record[_TID], ((), ()))
+            times, cpus = changes.get(run.record.tid, ((), ()))
             row, end = run.at, run.at + run.n
             next_change = bisect_right(times, starts[row]) if run.n else 0
             while row < end:
@@ -186,16 +184,16 @@ def _changes(records, offset):
 
 def _edges(record, after, graph):
     """The start of the thread's next record, if it continues this one, and the end of the graph, if there is no other."""
-    if after is not None and (after[_GRAPH], after[_PLAN], after[_ITH]) == (record[_GRAPH], record[_PLAN], record[_ITH]):
+    if after is not None and (after.graph, after.plan, after.ith) == (record.graph, record.plan, record.ith):
         # If they do not join, slices were lost in between, and the time between them belongs to no op.
-        return after[_T] if record[_FIRST] + record[_N] == after[_FIRST] else None, None
+        return after.t if record.first + record.n == after.first else None, None
     # An op that ran when the recording ended has no end.
-    return None, None if graph is None or graph[14] else clamp(graph[9] + graph[10])
+    return None, None if graph is None or graph.cut else clamp(graph.t + graph.dur)
 
 
 def _busy(record, t, joined, graph_end):
     """Starts, ends, waits, and what of the last two is not known."""
-    starts, ends, waits, unseen, whole = busy_slices(record[_DATA], record[_N], t)
+    starts, ends, waits, unseen, whole = busy_slices(record.data, record.n, t)
     count = len(starts)
     no_end, no_wait = bytearray(count), bytearray(count)
     for i in unseen:
@@ -215,7 +213,7 @@ def _busy(record, t, joined, graph_end):
 
 def _wall(record, t, joined, graph_end):
     """The same without a barrier: a wait is a part of its op."""
-    starts, ends, whole = wall_slices(record[_DATA], record[_N], t)
+    starts, ends, whole = wall_slices(record.data, record.n, t)
     count = len(starts)
     no_end = bytearray(count)
     if whole and count and ends[-1] is None:

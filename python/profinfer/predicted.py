@@ -74,7 +74,7 @@ def _checked(spec, values):
             if value >= len(limit):
                 raise Malformed("an unknown value of an enumeration")
             out[i] = limit[value]
-    return tuple(out)
+    return out
 
 
 class Tensor(NamedTuple):

@@ -11,8 +11,8 @@ class Sums:
 
     def __init__(self, records, timeline, ops):
         starts, ends, waits, no_end, no_wait = ops.times()
-        graphs = records.of(13)
-        leveled = bool(records.of(26))
+        graphs = records.of("CpuGraph")
+        leveled = bool(records.of("LevelChange"))
         self.graphs = [[0, 0, 0, 0] for _ in graphs]
         self.threads, orphans = {}, set()
         for run in ops.runs:
@@ -20,11 +20,11 @@ class Sums:
             if graph is not None and in_part(leveled, graph):
                 continue
             if graph is None:
-                orphans.add((run.record[0], run.record[3]))
+                orphans.add((run.record.graph, run.record.plan))
             rows = range(run.at, run.at + run.n)
             times = [0 if no_end[i] else max(0, ends[i] - starts[i]) for i in rows]
             wait = sum(waits[i] for i in rows if not no_wait[i])
-            busy, ith, tid = sum(times), run.record[1], run.record[2]
+            busy, ith, tid = sum(times), run.record.ith, run.record.tid
             if graph is not None:
                 own = self.graphs[run.graph]
                 if ith == 0:
@@ -41,13 +41,13 @@ class Sums:
         self.without_record = len(orphans)
         # Phases with barriers have waits.
         self.barrier = {phase for phase, g, own in zip(timeline.cpu_phase, graphs, self.graphs)
-                        if g[13] and own[2] and not in_part(leveled, g)}
-        self.barrier |= {None for run in ops.runs if run.graph is None and run.record[7]}
+                        if g.barrier and own[2] and not in_part(leveled, g)}
+        self.barrier |= {None for run in ops.runs if run.graph is None and run.record.barrier}
 
 
 def in_part(leveled, graph):
     """Whether the level let only a part of a graph's ops be recorded, or changed meanwhile."""
-    return leveled and (graph[5] is None or graph[14])
+    return leveled and (graph.plan is None or graph.cut)
 
 
 def _count(n, noun):
@@ -61,11 +61,10 @@ def _percent(part, whole):
 
 def reasons(records, damage, timeline, sums):
     """Why a recording is not complete; empty if it is."""
-    header, footer = records.keyed[0].get(()), records.keyed[17].get(())
+    header, footer = records.one("Header"), records.one("Footer")
     found = _losses(footer) + _hits(records, damage, sums) + _broken(records, header, timeline)
-    whole = [g for g in records.of(13) if not g[14]]
-    unchecked = sum(g[11] is None for g in whole)
-    if unchecked and (header is None or header[10] == "op"):
+    unchecked = sum(g.expected is None and not g.cut for g in records.of("CpuGraph"))
+    if unchecked and (header is None or header.level == "op"):
         found.append(f"{_count(unchecked, 'graph')} could not be checked for missing hits")
     return found
 
@@ -73,7 +72,7 @@ def reasons(records, damage, timeline, sums):
 def _losses(footer):
     if footer is None:
         return ["did not end cleanly, so the loss is unknown"]
-    events = [kind for kind in footer[1] if kind[0] != _BARRIER]
+    events = [kind for kind in footer.kinds if kind[0] != _BARRIER]
     lost, seen = sum(kind[3] for kind in events), sum(kind[1] for kind in events)
     found = [f"{_percent(lost, seen)} of the events lost"] if lost and seen else []
     return found + [f"`{kind}` counts disagree: {seen} seen != {recorded} recorded + {lost} lost"
@@ -81,18 +80,18 @@ def _losses(footer):
 
 
 def _hits(records, damage, sums):
-    found, graphs = [], records.of(13)
-    checked = [g for g in graphs if g[11] is not None and not g[14]]
-    expected, seen = sum(g[11] for g in checked), sum(g[12] for g in checked)
-    off = sum(g[11] != g[12] for g in checked)
+    found, graphs = [], records.of("CpuGraph")
+    checked = [g for g in graphs if g.expected is not None and not g.cut]
+    expected, seen = sum(g.expected for g in checked), sum(g.seen for g in checked)
+    off = sum(g.expected != g.seen for g in checked)
     if off:
         what = f"{seen - expected} op hits more than expected" if seen > expected else \
             f"{_percent(expected - seen, expected)} of the expected op hits missing"
         found.append(f"{what} ({off} of {len(checked)} graphs differ)")
-    short = sum(g[5] is not None and own[2] != g[12] for g, own in zip(graphs, sums.graphs))
+    short = sum(g.plan is not None and own[2] != g.seen for g, own in zip(graphs, sums.graphs))
     if short:
         found.append(f"some slices of {_count(short, 'graph')} are missing from the file")
-    over = sum(own[0] + own[1] > g[10] or own[3] > g[10] for g, own in zip(graphs, sums.graphs))
+    over = sum(own[0] + own[1] > g.dur or own[3] > g.dur for g, own in zip(graphs, sums.graphs))
     if over:
         found.append(f"times of {_count(over, 'graph')} are inconsistent: the ops take longer than the graph")
     if damage:
@@ -106,7 +105,7 @@ def _broken(records, header, timeline):
     """Violated invariants."""
     calls = timeline.calls
     no_graph = no_work = no_ops = (0, 0)
-    if header is not None and header[10] != "token" and not records.of(26):
+    if header is not None and header.level != "token" and not records.of("LevelChange"):
         no_graph, no_work, no_ops = _calls(records, header, timeline), _graphs(records, header), _splits(records, header)
     found = []
     if no_graph[0]:
@@ -129,66 +128,60 @@ def _broken(records, header, timeline):
 
 def _missing(records, roles):
     """The rung that explains why something is missing."""
-    for _, role, _, _, _, seen, why in records.of(15):
-        if role in roles and seen == 0 and why:
-            return f" ({role}: {why})"
+    for rung in records.of("Rung"):
+        if rung.role in roles and rung.seen == 0 and rung.why:
+            return f" ({rung.role}: {rung.why})"
     return ""
 
 
 def _whole(header, parts):
     """Whether the parts of what a process began at a time would be in this file, which may continue a recording."""
     first = {}
-    for pid, t in parts:
-        first[pid] = min(first.get(pid, t), t)
-    return lambda pid, t: t >= clamp(header[7]) or (pid in first and first[pid] <= t)
+    for part in parts:
+        first[part.pid] = min(first.get(part.pid, part.t), part.t)
+    return lambda of: of.t >= clamp(header.mono_ns) or (of.pid in first and first[of.pid] <= of.t)
 
 
 def _calls(records, header, timeline):
     """(calls without a graph, calls)."""
     if timeline.source != "token":
         return 0, 0
-    whole = _whole(header, [(g[2], g[7]) for g in records.of(11)] + [(g[3], g[9]) for g in records.of(13)])
-    found = [call for call in timeline.calls if not call.cut and whole(call.pid, call.t)]
+    whole = _whole(header, records.of("Graph") + records.of("CpuGraph"))
+    found = [call for call in timeline.calls if not call.cut and whole(call)]
     return sum(call.graphs == 0 for call in found), len(found)
 
 
 def _graphs(records, header):
     """(graphs without work, graphs)."""
-    splits, cpu_graphs = records.of(12), records.of(13)
-    whole = _whole(header, [(s[3], s[6]) for s in splits] + [(g[3], g[9]) for g in cpu_graphs])
-    work = {s[1] for s in splits} | {g[1] for g in cpu_graphs}
-    found = [g for g in records.of(11) if not g[9] and g[5] > 0 and whole(g[2], g[7])]
-    return sum(g[0] not in work for g in found), len(found)
+    parts = records.of("Split") + records.of("CpuGraph")
+    whole, work = _whole(header, parts), {part.graph for part in parts}
+    found = [g for g in records.of("Graph") if not g.cut and g.n_nodes > 0 and whole(g)]
+    return sum(g.seq not in work for g in found), len(found)
 
 
 def _splits(records, header):
     """(splits on the CPU without ops, splits on the CPU)."""
-    whole = _whole(header, [(g[3], g[9]) for g in records.of(13)])
-    ops = {g[2] for g in records.of(13)}
-    found = [s for s in records.of(12) if not s[8] and _on_cpu(records, s[2]) and whole(s[3], s[6])]
-    return sum(s[0] not in ops for s in found), len(found)
+    whole, ops = _whole(header, records.of("CpuGraph")), {g.split for g in records.of("CpuGraph")}
+    found = [s for s in records.of("Split") if not s.cut and _on_cpu(records, s.backend) and whole(s)]
+    return sum(s.seq not in ops for s in found), len(found)
 
 
 def _on_cpu(records, backend):
-    named = records.keyed[9].get((backend,))
-    return named is not None and named[2] == "CPU"
+    named = records.one("Backend", backend)
+    return named is not None and named.name == "CPU"
 
 
 def _misplaced(records, timeline):
-    """Graphs and splits that are not within what they belong to."""
-    def span(t, dur):
-        return t, clamp(t + dur)
+    """The number of graphs and splits that are not within what they belong to."""
+    def spans(parts):
+        return {part.seq: (part.t, clamp(part.t + part.dur)) for part in parts}
 
-    def beyond(outer, seq, own):
-        outer = outer.get(seq)
-        return outer is not None and (own[0] < outer[0] or own[1] > outer[1])
+    def beyond(outer, seq, part):
+        begin, end = outer.get(seq, (part.t, clamp(part.t + part.dur)))
+        return part.t < begin or clamp(part.t + part.dur) > end
 
-    calls = {c.seq: span(c.t, c.dur) for c in timeline.calls} if timeline.source == "token" else {}
-    graphs = {g[0]: span(g[7], g[8]) for g in records.of(11)}
-    splits = {s[0]: span(s[6], s[7]) for s in records.of(12)}
-    found = sum(beyond(calls, g[1], span(g[7], g[8])) for g in records.of(11))
-    found += sum(beyond(graphs, s[1], span(s[6], s[7])) for s in records.of(12))
-    for g in records.of(13):
-        own = span(g[9], g[10])
-        found += beyond(graphs, g[1], own) or beyond(splits, g[2], own)
-    return found
+    calls = spans(timeline.calls) if timeline.source == "token" else {}
+    graphs, splits = spans(records.of("Graph")), spans(records.of("Split"))
+    found = sum(beyond(calls, g.token, g) for g in records.of("Graph"))
+    found += sum(beyond(graphs, s.graph, s) for s in records.of("Split"))
+    return found + sum(beyond(graphs, g.graph, g) or beyond(splits, g.split, g) for g in records.of("CpuGraph"))

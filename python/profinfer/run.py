@@ -95,9 +95,8 @@ class Run:
         return footer
 
     def _single(self, name):
-        kind = BY_NAME[name]
-        record = self._all.keyed[kind.number].get(())
-        return record and dict(zip(kind.fields, record))
+        record = self._all.one(name)
+        return record and dict(zip(BY_NAME[name].fields, record))
 
     @_once
     def damage(self):
@@ -125,52 +124,52 @@ class Run:
     @_once
     def calls(self):
         """One row for each call of llama.cpp, or for what takes its place. `seq` is `token` in other tables."""
-        fields = (("seq", int), ("pid", int), ("tid", int), ("call", str), ("phase", str), ("tokens", MAYBE),
-                  ("start_ns", int), ("dur_ns", int), ("graphs", int), ("cut", bool), ("unseen", bool),
-                  ("device_ns", MAYBE))
-        rows = [(c.seq, c.pid, c.tid, c.function, c.phase, c.tokens, c.t + self._offset, c.dur, c.graphs, c.cut, c.unseen,
-                 None if c.unseen else c.device) for c in self._timeline.calls]
-        return from_rows("calls", fields, rows)
+        fields = (
+            ("seq", int, "seq"), ("pid", int, "pid"), ("tid", int, "tid"), ("call", str, "function"), ("phase", str, "phase"),
+            ("tokens", MAYBE, "tokens"), ("start_ns", int, self._start), ("dur_ns", int, "dur"), ("graphs", int, "graphs"),
+            ("cut", bool, "cut"), ("unseen", bool, "unseen"),
+            ("device_ns", MAYBE, lambda call: None if call.unseen else call.device))
+        return from_records("calls", fields, self._timeline.calls)
 
     @_once
     def graphs(self):
         """One row for each graph of the scheduler."""
-        line, fields = self._timeline, (
-            ("seq", int, 0), ("token", MAYBE, 1), ("phase", str, lambda g: line.graph_phase[g[0]]), ("pid", int, 2),
-            ("tid", int, 3), ("cgraph", int, 4), ("n_nodes", int, 5), ("ubatch", MAYBE, lambda g: g[6] or None),
-            ("start_ns", int, self._start(7)), ("dur_ns", int, 8), ("cut", bool, 9),
-            ("device_ns", MAYBE, lambda g: _device(g[10])))
-        return from_records("graphs", fields, self._all.of(11))
+        phases = self._timeline.graph_phase
+        fields = (
+            ("seq", int, "seq"), ("token", MAYBE, "token"), ("phase", str, lambda g: phases[g.seq]), ("pid", int, "pid"),
+            ("tid", int, "tid"), ("cgraph", int, "cgraph"), ("n_nodes", int, "n_nodes"),
+            ("ubatch", MAYBE, lambda g: g.ubatch or None), ("start_ns", int, self._start), ("dur_ns", int, "dur"),
+            ("cut", bool, "cut"), ("device_ns", MAYBE, _device))
+        return from_records("graphs", fields, self._all.of("Graph"))
 
     @_once
     def splits(self):
         """One row for each split of a graph, on one backend. `graph` is the seq of a graph of the scheduler."""
         records = self._all
         fields = (
-            ("seq", int, 0), ("graph", MAYBE, 1), ("backend", str, lambda s: backend_name(records, s[2])), ("pid", int, 3),
-            ("tid", int, 4), ("n_nodes", int, 5), ("start_ns", int, self._start(6)), ("dur_ns", int, 7), ("cut", bool, 8),
-            ("device_ns", MAYBE, lambda s: _device(s[9])), ("plan", MAYBE, 10))
-        return from_records("splits", fields, records.of(12))
+            ("seq", int, "seq"), ("graph", MAYBE, "graph"), ("backend", str, lambda s: backend_name(records, s.backend)),
+            ("pid", int, "pid"), ("tid", int, "tid"), ("n_nodes", int, "n_nodes"), ("start_ns", int, self._start),
+            ("dur_ns", int, "dur"), ("cut", bool, "cut"), ("device_ns", MAYBE, _device), ("plan", MAYBE, "plan"))
+        return from_records("splits", fields, records.of("Split"))
 
     @_once
     def cpu_graphs(self):
         """One row for each graph that the CPU computed; `seq` is `graph` in the table of ops."""
-        line, graphs = self._timeline, self._all.of(13)
-        calls = [None if call is None else line.calls[call].seq for call in line.cpu_call]
-        rows = list(zip(graphs, calls, line.cpu_phase))
-        start = self._start(9)
+        line = self._timeline
+        calls = {g.seq: None if call is None else line.calls[call].seq
+                 for g, call in zip(self._all.of("CpuGraph"), line.cpu_call)}
+        phases = {g.seq: phase for g, phase in zip(self._all.of("CpuGraph"), line.cpu_phase)}
         fields = (
-            ("seq", int, _of(0)), ("graph", MAYBE, _of(1)), ("split", MAYBE, _of(2)), ("token", MAYBE, 1), ("phase", str, 2),
-            ("pid", int, _of(3)), ("tid", int, _of(4)), ("plan", MAYBE, _of(5)), ("n_nodes", int, _of(6)),
-            ("n_threads", int, _of(7)), ("ubatch", MAYBE, lambda row: row[0][8] or None),
-            ("start_ns", int, lambda row: start(row[0])), ("dur_ns", int, _of(10)), ("expected", MAYBE, _of(11)),
-            ("seen", int, _of(12)), ("barrier", bool, _of(13)), ("cut", bool, _of(14)))
-        return from_records("cpu_graphs", fields, rows)
+            ("seq", int, "seq"), ("graph", MAYBE, "graph"), ("split", MAYBE, "split"),
+            ("token", MAYBE, lambda g: calls[g.seq]), ("phase", str, lambda g: phases[g.seq]), ("pid", int, "pid"),
+            ("tid", int, "tid"), ("plan", MAYBE, "plan"), ("n_nodes", int, "n_nodes"), ("n_threads", int, "n_threads"),
+            ("ubatch", MAYBE, lambda g: g.ubatch or None), ("start_ns", int, self._start), ("dur_ns", int, "dur"),
+            ("expected", MAYBE, "expected"), ("seen", int, "seen"), ("barrier", bool, "barrier"), ("cut", bool, "cut"))
+        return from_records("cpu_graphs", fields, self._all.of("CpuGraph"))
 
-    def _start(self, at):
-        """A time of a record on the clock of the tables."""
-        offset = self._offset
-        return lambda record: record[at] + offset
+    def _start(self, record):
+        """The start of a record on the clock of the tables."""
+        return record.t + self._offset
 
     @_once
     def threads(self):
@@ -185,15 +184,18 @@ class Run:
     @_once
     def tensors(self):
         """One row for each tensor; `op` and `type` are names, `src` the ids of the sources by slot."""
-        fields = (("id", int), ("pid", int), ("addr", int), ("known", bool), ("op", str), ("type", str),
-                  ("flags", MAYBE), ("name", str), ("ne", object), ("nb", object), ("src", object), ("view_src", MAYBE))
-        namer, rows = self._namer, []
-        for t in self._all.tensors.values():
-            if t.known:
-                rows.append(t[:4] + (namer.op_name(t.op), namer.type_name(t.type)) + t[6:])
-            else:
-                rows.append(t[:4] + (None, None, None, None, None, None, None, None))
-        return from_rows("tensors", fields, rows)
+        namer = self._namer
+
+        def known(get):
+            return lambda tensor: get(tensor) if tensor.known else None
+
+        fields = (
+            ("id", int, "id"), ("pid", int, "pid"), ("addr", int, "addr"), ("known", bool, "known"),
+            ("op", str, known(lambda t: namer.op_name(t.op))), ("type", str, known(lambda t: namer.type_name(t.type))),
+            ("flags", MAYBE, known(lambda t: t.flags)), ("name", str, known(lambda t: t.name)),
+            ("ne", object, known(lambda t: t.ne)), ("nb", object, "nb"), ("src", object, known(lambda t: t.src)),
+            ("view_src", MAYBE, "view_src"))
+        return from_records("tensors", fields, list(self._all.tensors.values()))
 
     @_once
     def counters(self):
@@ -242,7 +244,7 @@ class Run:
         fields = [(field, _column_type(of)) for field, of in zip(kind.fields, kind.types)]
         if name == "Slices":
             fields.append(("data", object))
-        return from_rows(name, fields, self._all.of(kind.number))
+        return from_rows(name, fields, self._all.of(name))
 
     def tables(self):
         """All tables by name."""
@@ -256,14 +258,9 @@ TABLES = ("ops", "calls", "graphs", "splits", "cpu_graphs", "threads", "tensors"
           "samples", "experts", "kernels")
 
 
-def _of(at):
-    """A field of the record that a row begins with."""
-    return lambda row: row[0][at]
-
-
-def _device(device):
+def _device(record):
     """The time that a call waited for a device after its return: None if the completion was not seen."""
-    return None if device == 1 else max(device - 2, 0)
+    return None if record.device == 1 else max(record.device - 2, 0)
 
 
 def _column_type(kind):

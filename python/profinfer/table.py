@@ -1,6 +1,7 @@
 """Tables of columns that are computed when they are asked for."""
 
 from array import array
+from operator import attrgetter, itemgetter
 
 from .wire import I64_MAX
 
@@ -238,13 +239,15 @@ _WRAP = {int: Numbers.of, MAYBE: Numbers.maybe, str: Coded.of, bool: Flags, obje
 
 
 def from_records(title, fields, records):
-    """A table of tuples. `fields` are a name, a type (int, MAYBE, str, bool or object), and the value's index in a tuple or a
-    function of the tuple."""
+    """A table of records. `fields` are a name, a type (int, MAYBE, str, bool or object), and the name or the index of the
+    value in a record, or a function of the record."""
     place = {name: (_WRAP[kind], get) for name, kind, get in fields}
 
     def make(name):
         of, get = place[name]
-        return of([get(record) for record in records] if callable(get) else [record[get] for record in records])
+        if not callable(get):
+            get = attrgetter(get) if isinstance(get, str) else itemgetter(get)
+        return of(list(map(get, records)))
     return Table(title, place, make, lambda: len(records))
 
 

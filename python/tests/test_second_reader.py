@@ -8,7 +8,6 @@ import unittest
 from collections import Counter
 
 from profinfer.blocks import Scan, Store
-from profinfer.kinds import BY_NUMBER
 from profinfer.load import Records
 from profinfer.names import Namer
 from profinfer.wire import U64, busy_slices, unzigzag, varints, wall_slices
@@ -32,19 +31,23 @@ class Counting(Records):
         super().__init__(scan)
         self.count["blocks"] = self.blocks
 
-    def _keep(self, number, record):
-        super()._keep(number, record)
-        self.count[f"kind {number}"] += 1
-        if number == 0:
-            self.count[f"source {('bpf', 'perf').index(record[-1])}"] += 1
-        elif 10 <= number <= 14:
-            self.count[f"sum of kind {number}"] += sum(map(plain_sum, BY_NUMBER[number].types, record))
-        elif number >= 18:
-            self.count[f"sum of kind {number}"] += cause_sum(BY_NUMBER[number], record)
+    def _keep_tensor(self, tensor):
+        super()._keep_tensor(tensor)
+        self.count["kind 7"] += 1
+
+    def _keep(self, kind, record):
+        super()._keep(kind, record)
+        self.count[f"kind {kind.number}"] += 1
+        if kind.name == "Header":
+            self.count[f"source {('bpf', 'perf').index(record.source)}"] += 1
+        elif 10 <= kind.number <= 14:
+            self.count[f"sum of kind {kind.number}"] += sum(map(plain_sum, kind.types, record))
+        elif kind.number >= 18:
+            self.count[f"sum of kind {kind.number}"] += cause_sum(kind, record)
 
     def slices(self):
         namer, tensors, plans = Namer(self), self.tensors, {}
-        for _, _, _, plan, first, n, t, barrier, data in self.of(14):
+        for _, _, _, plan, first, n, t, barrier, data in self.of("Slices"):
             if plan not in plans:
                 plans[plan] = list(self.plan(plan))
             starts, ends, *_ = busy_slices(data, n, t) if barrier else wall_slices(data, n, t)
@@ -98,7 +101,7 @@ def submissions(values, end):
 
 
 def described_as(t, namer):
-    op = namer.op_name(t.op) if t.known and t.op in namer._ops else "?"
+    op = namer.op_name(t.op) if t.known and namer._records.one("OpDef", t.op) else "?"
     src = [0 if id_ is None else id_ + 1 & 0xFFFFFFFF for id_ in t.src]
     view = 0 if t.view_src is None else t.view_src + 1 & 0xFFFFFFFF
     return f"tensor {t.id} {t.addr:x} {t.name} {op} {list(t.ne)} {list(t.nb or ())} {src} {view}"
