@@ -3,151 +3,203 @@
 $PROFINFER is the program, $PROFINFER_TRACES a directory with traces in addition to the golden ones."""
 
 import csv
+import functools
 import io
 import json
 import os
+import struct
 import subprocess
+import tempfile
 import unittest
 from collections import Counter, defaultdict
 
 import profinfer
+from profinfer.crc32c import crc32c
 from test_second_reader import traces
 
 PROGRAM = os.environ.get("PROFINFER")
 
 
 def output(*args):
-    return subprocess.run([PROGRAM, *args], check=True, stdout=subprocess.PIPE).stdout.decode()
+    done = subprocess.run([PROGRAM, *args], capture_output=True, check=False)
+    if done.returncode:
+        raise AssertionError(done.stderr.decode())
+    return done.stdout.decode()
 
 
 def text(value):
     return "" if value is None else str(value)
 
 
-@unittest.skipUnless(PROGRAM, "no program to compare with: PROFINFER is not set")
-class SameFigures(unittest.TestCase):
-    def each(self):
+def for_each_trace(test):
+    @functools.wraps(test)
+    def run(self):
         for path in traces():
             with self.subTest(path=path.name):
-                yield str(path), profinfer.open(path)
+                test(self, str(path), profinfer.open(path))
+    return run
 
+
+def damaged(data):
+    """Copies of a trace with damage of each kind."""
+    at, blocks = 16, []
+    while at < len(data):
+        size = 40 + struct.unpack_from("<I", data, at + 12)[0]
+        blocks.append(data[at:at + size])
+        at += size
+    head, first = data[:16], blocks[0]
+    changed = bytearray(first)
+    changed[60] ^= 1
+    later = struct.pack("<H", 2).join((first[:8], first[10:36]))
+    later += struct.pack("<I", crc32c(later)) + first[40:]
+    cut_record = bytearray(first)
+    # The length of the first record: beyond the block.
+    cut_record[40:42] = b"\xff\x7f"
+    struct.pack_into("<I", cut_record, 32, crc32c(bytes(cut_record[40:])))
+    struct.pack_into("<I", cut_record, 36, crc32c(bytes(cut_record[:36])))
+    rest = b"".join(blocks[1:])
+    return {
+        "cut": data[:-7], "without its end": data[:-len(blocks[-1])], "header": b"\x89PFI" + bytes(12) + first + rest,
+        "no header": first + rest, "checksum": head + bytes(changed) + rest, "missing": head + rest,
+        "noise": head + first + b"noise" + rest, "twice": head + first + first + rest, "short": head + first[:-9] + rest,
+        "newer block": head + later + rest, "record": head + bytes(cut_record) + rest, "inside": head + first[:-1] + first + rest,
+    }
+
+
+@unittest.skipUnless(PROGRAM, "no program to compare with: PROFINFER is not set")
+class SameFigures(unittest.TestCase):
     def reports(self, path):
         """The reports of all processes and contexts; the quality is that of the whole recording."""
         report = json.loads(output("report", "--json", "--all", path))
         return report, [report] + report.get("others", [])
 
-    def test_quality(self):
-        for path, run in self.each():
-            quality = self.reports(path)[0]["quality"]
-            self.assertEqual("; ".join(run.incomplete) or "complete", quality["verdict"])
-            self.assertEqual(run.complete, quality["complete"])
-            self.assertEqual([str(damage) for damage in run.damage], quality["damage"])
-            self.assertEqual(run.footer and run.footer["end"], quality["end"])
+    @for_each_trace
+    def test_quality(self, path, run):
+        quality = self.reports(path)[0]["quality"]
+        self.assertEqual("; ".join(run.incomplete) or "complete", quality["verdict"])
+        self.assertEqual(run.complete, quality["complete"])
+        self.assertEqual([str(damage) for damage in run.damage], quality["damage"])
+        self.assertEqual(run.footer and run.footer["end"], quality["end"])
 
-    def test_rows_of_ops(self):
-        for path, run in self.each():
-            if not len(run.ops):
-                continue
-            rows = list(csv.DictReader(io.StringIO(output("export", "--csv", "ops", path), newline="")))
-            names = [name for name in rows[0] if name in run.ops.names]
-            self.assertEqual(set(rows[0]) - set(names), {"context", "bytes", "flops"})
-            self.assertEqual([{name: text(row[name]) for name in names} for row in run.ops],
-                             [{name: row[name] for name in names} for row in rows])
+    def test_damage(self):
+        kinds = set()
+        for path in traces()[-3:] + traces()[:1]:
+            for what, data in damaged(path.read_bytes()).items():
+                with self.subTest(path=path.name, damage=what), tempfile.NamedTemporaryFile(suffix=".pfi") as file:
+                    file.write(data)
+                    file.flush()
+                    run = profinfer.open(file.name)
+                    self.test_quality.__wrapped__(self, file.name, run)
+                    self.test_rows_of_ops.__wrapped__(self, file.name, run)
+                    self.assertFalse(run.complete)
+                    kinds |= {damage.kind for damage in run.damage}
+        self.assertEqual(kinds, {"file_header", "skipped", "torn_tail", "checksum", "missing", "out_of_order", "newer_block",
+                                 "record"})
 
-    def test_times_by_op(self):
-        for path, run in self.each():
-            told = Counter()
-            for report in self.reports(path)[1]:
-                for phase in report["phases"]:
-                    for row in phase["by_op"]:
-                        if row["name"] not in ("(barrier wait)", "(gaps)"):
-                            told[phase["phase"], row["name"], "calls"] += row["calls"]
-                            told[phase["phase"], row["name"], "total_ns"] += row["total_ns"]
-                            told[phase["phase"], row["name"], "all_threads_ns"] += row["all_threads_ns"]
-            seen = Counter()
-            for row in run.ops:
-                key = (row["phase"] or "unknown", row["op"] or "(structure not recorded)")
-                time = 0 if row["end_ns"] is None else row["end_ns"] - row["start_ns"]
-                seen[(*key, "all_threads_ns")] += time
-                if row["thread"] == 0:
-                    seen[(*key, "calls")] += 1
-                    seen[(*key, "total_ns")] += time
-            self.assertEqual(+seen, +told)
+    @for_each_trace
+    def test_rows_of_ops(self, path, run):
+        if not len(run.ops):
+            return
+        rows = list(csv.DictReader(io.StringIO(output("export", "--csv", "ops", path), newline="")))
+        names = [name for name in rows[0] if name in run.ops.names]
+        self.assertEqual(set(rows[0]) - set(names), {"context", "bytes", "flops"})
+        self.assertEqual([{name: text(row[name]) for name in names} for row in run.ops],
+                         [{name: row[name] for name in names} for row in rows])
 
-    def test_calls(self):
-        for path, run in self.each():
-            told, tokens = {}, Counter()
-            for report in self.reports(path)[1]:
-                for phase in report["phases"]:
-                    tokens[phase["phase"]] += phase["calls"]
-                    for row in phase["by_token"]:
-                        told[row["pid"], row["seq"]] = (phase["phase"], row["tokens"], row["dur_ns"], row["graphs"], row["cut"])
-            seen = {(c["pid"], c["seq"]): (c["phase"] or "unknown", c["tokens"], c["dur_ns"], c["graphs"], c["cut"])
-                    for c in run.calls}
-            self.assertEqual(seen, told)
-            self.assertEqual(Counter(c["phase"] or "unknown" for c in run.calls), +tokens)
+    @for_each_trace
+    def test_times_by_op(self, path, run):
+        told = Counter()
+        for report in self.reports(path)[1]:
+            for phase in report["phases"]:
+                for row in phase["by_op"]:
+                    if row["name"] not in ("(barrier wait)", "(gaps)"):
+                        told[phase["phase"], row["name"], "calls"] += row["calls"]
+                        told[phase["phase"], row["name"], "total_ns"] += row["total_ns"]
+                        told[phase["phase"], row["name"], "all_threads_ns"] += row["all_threads_ns"]
+        seen = Counter()
+        for row in run.ops:
+            key = (row["phase"] or "unknown", row["op"] or "(structure not recorded)")
+            time = 0 if row["end_ns"] is None else row["end_ns"] - row["start_ns"]
+            seen[(*key, "all_threads_ns")] += time
+            if row["thread"] == 0:
+                seen[(*key, "calls")] += 1
+                seen[(*key, "total_ns")] += time
+        self.assertEqual(+seen, +told)
 
-    def test_threads(self):
-        for path, run in self.each():
-            told, waits = defaultdict(Counter), set()
-            for report in self.reports(path)[1]:
-                for phase in report["phases"]:
-                    for row in phase["by_thread"]:
-                        key = (phase["phase"], row["ith"])
-                        told[key].update(slices=row["slices"], op_ns=row["op_ns"], wait_ns=row["wait_ns"] or 0)
-                        waits |= {key} if row["wait_ns"] is not None else set()
-            seen = {(t["phase"] or "unknown", t["ith"]):
-                    {"slices": t["slices"], "op_ns": t["op_ns"], "wait_ns": t["wait_ns"] or 0} for t in run.threads}
-            self.assertEqual(seen, {key: dict(sums) for key, sums in told.items()})
-            self.assertEqual({(t["phase"] or "unknown", t["ith"]) for t in run.threads if t["wait_ns"] is not None}, waits)
+    @for_each_trace
+    def test_calls(self, path, run):
+        told, tokens = {}, Counter()
+        for report in self.reports(path)[1]:
+            for phase in report["phases"]:
+                tokens[phase["phase"]] += phase["calls"]
+                for row in phase["by_token"]:
+                    told[row["pid"], row["seq"]] = (phase["phase"], row["tokens"], row["dur_ns"], row["graphs"], row["cut"])
+        seen = {(c["pid"], c["seq"]): (c["phase"] or "unknown", c["tokens"], c["dur_ns"], c["graphs"], c["cut"])
+                for c in run.calls}
+        self.assertEqual(seen, told)
+        self.assertEqual(Counter(c["phase"] or "unknown" for c in run.calls), +tokens)
 
-    def test_graphs_and_machine(self):
-        for path, run in self.each():
-            report, all_reports = self.reports(path)
-            hits = report["quality"]["hits"]
-            self.assertEqual((len(run.cpu_graphs), len(run.ops)), (hits["graphs"], hits["slices"]))
-            told = sum(phase["graph_ns"] for one in all_reports for phase in one["phases"])
-            self.assertEqual(sum(graph["dur_ns"] for graph in run.cpu_graphs), told)
-            splits = Counter()
-            for one in all_reports:
-                for phase in one["phases"]:
-                    for row in phase["splits"]:
-                        splits[row["backend"]] += row["total_ns"]
-            seen = Counter()
-            for split in run.splits:
-                seen[split["backend"]] += split["dur_ns"]
-            self.assertEqual(+seen, +splits)
-            if run.header:
-                names = ("tool", "kernel", "arch", "host", "cpu_model", "level", "structure", "source", "transport")
-                self.assertEqual({name: run.header[name] for name in names}, {name: report["run"][name] for name in names})
+    @for_each_trace
+    def test_threads(self, path, run):
+        told, waits = defaultdict(Counter), set()
+        for report in self.reports(path)[1]:
+            for phase in report["phases"]:
+                for row in phase["by_thread"]:
+                    key = (phase["phase"], row["ith"])
+                    told[key].update(slices=row["slices"], op_ns=row["op_ns"], wait_ns=row["wait_ns"] or 0)
+                    waits |= {key} if row["wait_ns"] is not None else set()
+        seen = {(t["phase"] or "unknown", t["ith"]):
+                {"slices": t["slices"], "op_ns": t["op_ns"], "wait_ns": t["wait_ns"] or 0} for t in run.threads}
+        self.assertEqual(seen, {key: dict(sums) for key, sums in told.items()})
+        self.assertEqual({(t["phase"] or "unknown", t["ith"]) for t in run.threads if t["wait_ns"] is not None}, waits)
 
-    def test_what_explains_times(self):
-        for path, run in self.each():
-            report = self.reports(path)[0]
-            facts = report.get("counters") or []
-            self.assertEqual([c["name"] for c in run.counters], [fact["name"] for fact in facts])
-            choices = 0
-            for one in self.reports(path)[1]:
-                found = one.get("experts") or {"layers": [], "out_of_range": 0}
-                choices += found["out_of_range"] + sum(sum(layer["decode"] + layer["prefill"]) for layer in found["layers"])
-            self.assertEqual(sum(row["expert"] is not None for row in run.experts), choices)
+    @for_each_trace
+    def test_graphs_and_machine(self, path, run):
+        report, all_reports = self.reports(path)
+        hits = report["quality"]["hits"]
+        self.assertEqual((len(run.cpu_graphs), len(run.ops)), (hits["graphs"], hits["slices"]))
+        told = sum(phase["graph_ns"] for one in all_reports for phase in one["phases"])
+        self.assertEqual(sum(graph["dur_ns"] for graph in run.cpu_graphs), told)
+        splits = Counter()
+        for one in all_reports:
+            for phase in one["phases"]:
+                for row in phase["splits"]:
+                    splits[row["backend"]] += row["total_ns"]
+        seen = Counter()
+        for split in run.splits:
+            seen[split["backend"]] += split["dur_ns"]
+        self.assertEqual(+seen, +splits)
+        if run.header:
+            names = ("tool", "kernel", "arch", "host", "cpu_model", "level", "structure", "source", "transport")
+            self.assertEqual({name: run.header[name] for name in names}, {name: report["run"][name] for name in names})
 
-    def test_cpus(self):
-        for path, run in self.each():
-            told = Counter()
-            for report in self.reports(path)[1]:
-                for phase in report["phases"]:
-                    for row in (phase.get("by_cpu") or {"cpus": []})["cpus"]:
-                        told[phase["phase"], row["cpu"], "ops"] += row["ops"]
-                        told[phase["phase"], row["cpu"], "op_ns"] += row["op_ns"]
-            seen = Counter()
-            for row in run.ops:
-                key = (row["phase"] or "unknown", row["cpu"])
-                seen[(*key, "ops")] += 1
-                seen[(*key, "op_ns")] += 0 if row["end_ns"] is None else row["end_ns"] - row["start_ns"]
-            # A phase without any known CPU has no table.
-            known = {phase for phase, cpu, _ in seen if cpu is not None}
-            self.assertEqual({key: n for key, n in seen.items() if key[0] in known and n}, dict(+told))
+    @for_each_trace
+    def test_what_explains_times(self, path, run):
+        report = self.reports(path)[0]
+        facts = report.get("counters") or []
+        self.assertEqual([c["name"] for c in run.counters], [fact["name"] for fact in facts])
+        choices = 0
+        for one in self.reports(path)[1]:
+            found = one.get("experts") or {"layers": [], "out_of_range": 0}
+            choices += found["out_of_range"] + sum(sum(layer["decode"] + layer["prefill"]) for layer in found["layers"])
+        self.assertEqual(sum(row["expert"] is not None for row in run.experts), choices)
+
+    @for_each_trace
+    def test_cpus(self, path, run):
+        told = Counter()
+        for report in self.reports(path)[1]:
+            for phase in report["phases"]:
+                for row in (phase.get("by_cpu") or {"cpus": []})["cpus"]:
+                    told[phase["phase"], row["cpu"], "ops"] += row["ops"]
+                    told[phase["phase"], row["cpu"], "op_ns"] += row["op_ns"]
+        seen = Counter()
+        for row in run.ops:
+            key = (row["phase"] or "unknown", row["cpu"])
+            seen[(*key, "ops")] += 1
+            seen[(*key, "op_ns")] += 0 if row["end_ns"] is None else row["end_ns"] - row["start_ns"]
+        # A phase without any known CPU has no table.
+        known = {phase for phase, cpu, _ in seen if cpu is not None}
+        self.assertEqual({key: n for key, n in seen.items() if key[0] in known and n}, dict(+told))
 
 
 if __name__ == "__main__":
