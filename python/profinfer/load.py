@@ -93,8 +93,13 @@ class Records:
             self.lists[kind.name].append(record)
             if kind.name == "Task":
                 self._tasks[record.tid] = record.comm
+            return
+        key = tuple([record[i] for i in kind.key])
+        if kind.name == "Plan":
+            # Like a tensor, it keeps its meaning.
+            self.keyed[kind.name].setdefault(key, record)
         else:
-            self.keyed[kind.name][tuple([record[i] for i in kind.key])] = record
+            self.keyed[kind.name][key] = record
 
     def _keep_tensor(self, tensor):
         # An id keeps its meaning, so a repetition changes nothing.
