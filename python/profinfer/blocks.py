@@ -1,5 +1,6 @@
 """Finds the blocks of a trace, intact or damaged. All input is untrusted."""
 
+import errno
 import os
 import stat
 import struct
@@ -123,7 +124,7 @@ class Store:
         try:
             found = os.lseek(self._file.fileno(), at, os.SEEK_DATA)
         except OSError as error:
-            return None if error.errno == 6 else at  # ENXIO: only a hole is left.
+            return None if error.errno == errno.ENXIO else at  # Only a hole is left.
         return found if found < self.size else None
 
 

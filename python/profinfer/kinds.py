@@ -124,7 +124,7 @@ def _plain(kind):
     if kind.endswith("?"):
         return optional(PLAIN[kind[:-1]][0]), None
     if kind.startswith("["):
-        return list_of([PLAIN[one.split(":")[1]][0] for one in kind[1:-1].split(",")]), []
+        return list_of([_plain(one.split(":")[1])[0] for one in kind[1:-1].split(",")]), []
     names = tuple(kind.split("|"))
     return enum(names), names[0]
 
