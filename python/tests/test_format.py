@@ -10,8 +10,8 @@ import unittest
 import profinfer
 from profinfer import crc32c, kinds
 from profinfer.wire import Malformed, varint
-from writer import (block, cpu_graph, file_header, footer, header, op, pair, plan, predicted, record, run, small, tensor, trace,
-                    varint as coded, zigzag)
+from writer import (Calls, block, cpu_graph, file_header, footer, header, op, pair, plan, predicted, record, run, small, tensor,
+                    trace, varint as coded, zigzag)
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -85,6 +85,12 @@ class Damaged(unittest.TestCase):
         found = profinfer.open(file_header() + whole[:-120] + block(header() + footer(), 1))
         self.assertEqual(kinds_of(found.damage), ["skipped", "missing"])
         self.assertEqual(str(found.damage[1]), f"block 0 is missing before offset {16 + len(whole) - 120}")
+
+    def test_a_block_may_contain_what_looks_like_one(self):
+        inner = block(header(), 7)
+        data = file_header() + block(header() + record(99, inner) + footer(), 0)
+        found = profinfer.open(data)
+        self.assertEqual((found.damage, found.complete), ([], True))
 
     def test_numbers_of_blocks(self):
         found = profinfer.open(file_header() + block(header(), 0) + block(footer(), 4))
@@ -178,6 +184,16 @@ class Slices(unittest.TestCase):
         self.assertEqual(self.ops(header() + run(b"\5\7", 2, barrier=0)), [(1000, 1005, None), (1005, 1012, None)])
         self.assertEqual(self.ops(header() + run(b"\5\0", 2, barrier=0)), [(1000, 1005, None), (1005, None, None)])
 
+    def test_no_end_of_a_graph_that_was_cut(self):
+        for cut, end in ((0, 1500), (1, None)):
+            graph = Calls().cpu_graph(0, 0, 0, 1000, 500, 1, 2, cut=cut)
+            self.assertEqual(self.ops(header() + run(b"\5\0", 2, barrier=0), header() + graph)[1], (1005, end, None))
+
+    def test_fewer_slices_than_claimed(self):
+        # The last one is not the record's last, so that a length of 0 is its length.
+        self.assertEqual(self.ops(header() + run(b"\5\0", 3, barrier=0)), [(1000, 1005, None), (1005, 1005, None)])
+        self.assertEqual(self.ops(header() + run(pair(5, 7), 3)), [(1000, 1005, 7)])
+
     def test_positions_outside_the_plan(self):
         start = header() + op(1, "ADD") + tensor(0, "x") + plan(0, [0])
         found = profinfer.open(trace(start + run(pair(1, 1) * 2, 2)))
@@ -191,6 +207,39 @@ class Slices(unittest.TestCase):
         # From 1005 on CPU 2, from 1020 on CPU 1, from 1120 on unknown.
         told = [row["cpu"] for row in found.ops]
         self.assertEqual(told, [None, 2] + [1] * 10)
+
+
+class Tensors(unittest.TestCase):
+    def names(self, payload):
+        found = profinfer.open(trace(header() + payload))
+        return kinds_of(found.damage), list(found.tensors["name"])
+
+    def test_references_reach_256_records_back(self):
+        # Each takes the "x" of the one before it.
+        many = tensor(0, "x0") + b"".join(predicted(7, {0: 1 if i == 1 else 0, 2: 2}, b"%d" % i) for i in range(1, 1500))
+        damage, names = self.names(many + predicted(7, {0: 255}))
+        self.assertEqual((damage, len(names), names[-1]), ([], 1501, f"x{1500 - 256}"))
+        damage, names = self.names(many + predicted(7, {0: 256}))
+        self.assertEqual((damage, len(names)), (["record"], 1500))
+
+    def test_numbers_in_names(self):
+        # Like the one before, with its number moved.
+        for name, shift, moved in (("a9b", 1, "a10b"), ("a9", -10, "a9"), ("a0", 5, "a5"), ("a05", 1, "a05"), ("ab", 1, "ab"),
+                                   ("a1234567890", 1, "a1234567890"), ("9" * 9, 1, "1" + "0" * 9), ("x" * 254 + "9", 1, None)):
+            damage, names = self.names(tensor(0, name) + predicted(7, {0: 1, 1: shift, 17: 0}))
+            self.assertEqual((damage, names[1]), ([], moved or name), name)
+
+    def test_names_that_cannot_be(self):
+        for name in (b"\xff", b"x" * 256):
+            self.assertEqual(self.names(predicted(7, {2: 1, 19: 1}, name)), (["record"], []))
+        self.assertEqual(self.names(tensor(0, "abc") + predicted(7, {0: 1, 2: 5}, b"x"))[0], ["record"])
+
+    def test_a_tensor_keeps_its_meaning(self):
+        again = tensor(0, "x") + predicted(7, {2: 1, 17: -1}, b"y")
+        self.assertEqual(self.names(again), ([], ["x"]))
+        start = header() + op(1, "ADD") + tensor(0, "x")
+        found = profinfer.open(trace(start + plan(0, [0]) + plan(0, [7]) + run(pair(1, 1), 1)))
+        self.assertEqual(list(found.ops["name"]), ["x"])
 
 
 class Sources(unittest.TestCase):

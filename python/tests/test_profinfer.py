@@ -16,6 +16,7 @@ from collections import Counter, defaultdict
 import profinfer
 from profinfer.crc32c import crc32c
 from test_second_reader import traces
+from writer import Calls, footer, header, op, pair, plan, predicted, record, tensor, text, trace, varint, zigzag
 
 PROGRAM = os.environ.get("PROFINFER")
 
@@ -27,7 +28,7 @@ def output(*args):
     return done.stdout.decode()
 
 
-def text(value):
+def cell(value):
     return "" if value is None else str(value)
 
 
@@ -38,6 +39,65 @@ def for_each_trace(test):
             with self.subTest(path=path.name):
                 test(self, str(path), profinfer.open(path))
     return run
+
+
+def odd():
+    """Traces of what a recorder sees seldom."""
+    ops = op(1, "MUL_MAT") + op(2, "NONE") + tensor(0, "Qcur-3") + plan(0, [0, 0, 0])
+    three, start = pair(100, 10) + pair(200, 20) + pair(300, 0), header() + ops
+    found = {}
+    # The batch's width is known, that of the graphs is not.
+    c = Calls()
+    found["width of a batch"] = c.token(0, 1000, 900, 1 + 5) + c.graph(0, 1, 1010, 800, 0)
+    # The first graph of the CPU says the width of the scheduler's.
+    c = Calls()
+    found["width of graphs"] = c.token(0, 1000, 900, 0) + c.graph(0, 1, 1010, 800, 0) + c.cpu_graph(
+        0, 1, 0, 1100, 10, 7, 0, plan_=0) + c.cpu_graph(1, 1, 0, 1050, 10, 1, 0, plan_=0)
+    # Graphs of no call: one within a call's time, one after it, one on another thread.
+    c = Calls()
+    found["graphs of no call"] = c.token(0, 1000, 900, 2) + c.graph(0, 0, 1010, 80, 1) + c.graph(1, 0, 1950, 80, 3) + c.graph(
+        2, 0, 1010, 80, 1, tid=43) + c.cpu_graph(0, 0, 0, 1200, 10, 2, 0, plan_=0) + c.cpu_graph(
+        1, 0, 0, 1901, 10, 4, 0, plan_=0) + c.cpu_graph(2, 0, 0, 1902, 10, 0, 0, plan_=0)
+    # The level changes: graphs that were recorded in part count nowhere.
+    c = Calls()
+    found["levels"] = c.slices(0, three, 3, 1000) + c.slices(1, three, 3, 3000) + c.cpu_graph(
+        0, 0, 0, 1000, 700, 1, 3) + c.cpu_graph(1, 0, 0, 3000, 700, 1, 3, cut=1) + record(
+        26, zigzag(5), 2, 1, b"\0\0", "")
+    # An op of another thread that takes longer than its graph, and graphs with fewer and more hits than expected.
+    c = Calls()
+    found["long op"] = c.slices(0, three, 3, 1000) + c.slices(0, pair(9000, 0), 1, 1000, ith=1) + c.cpu_graph(
+        0, 0, 0, 1000, 700, 1, 4, threads=2)
+    c = Calls()
+    found["hits"] = c.slices(0, three, 3, 1000) + c.record("CpuGraph", 0, 0, 0, 42, 42, 1, 3, 1, 1, 1000, 700, 1 + 4, 3, 1, 0)
+    c = Calls()
+    found["more hits"] = c.slices(0, three, 3, 1000) + c.record(
+        "CpuGraph", 0, 0, 0, 42, 42, 1, 3, 1, 1, 1000, 700, 1 + 2, 3, 1, 0) + c.cpu_graph(1, 0, 0, 3000, 5, 1, 3)
+    # Its record was lost.
+    c = Calls()
+    found["no graph"] = c.slices(5, three, 3, 1000) + c.slices(5, three, 3, 1000, ith=1) + c.cpu_graph(0, 0, 0, 1, 2, 1, 0, plan_=0)
+    # Not checked, and not within their call.
+    c = Calls()
+    found["unchecked"] = c.token(0, 1000, 900, 2) + c.graph(0, 1, 990, 800, 1) + c.split(0, 1, 0, 1000, 950) + c.record(
+        "CpuGraph", 0, 1, 1, 42, 42, 1, 3, 1, 1, 1000, 70, 0, 0, 1, 0)
+    # A device whose end was not seen, by the record and by an old file's missing field; calls without graphs.
+    c, gpu = Calls(), record(9, 1, bytes(range(16)), "Vulkan") + record(9, 0, bytes(16), "CPU")
+    found["device"] = gpu + c.token(0, 1000, 900, 2, device=1) + c.token(1, 2000, 900, 2, device=102) + c.token(
+        2, 3000, 900, 2) + c.token(3, 4000, 900, 3, cut=1) + c.graph(0, 3, 3010, 800, 1) + c.split(
+        0, 1, 1, 3020, 700) + c.split(1, 1, 0, 3720, 10) + record(15, 0, "cpu-graph", "x", 0, b"\0", 0, "silent")
+    # An unnamed node with two weights: it is named by the first.
+    weights = tensor(0, "blk.3.attn_q.weight", 2) + predicted(7, {0: 1, 2: 1, 17: 0}, b"blk.4.attn_k.weight")
+    node = predicted(7, {2: 1, 6: -1, 13: 2, 17: 0, 4: 2, 5: 1}, b"node_57")
+    c = Calls()
+    found["weights"] = op(1, "MUL_MAT") + op(2, "NONE") + weights + node + plan(9, [2]) + c.slices(
+        0, pair(5, 0), 1, 1000, plan_=9) + c.cpu_graph(0, 0, 0, 1000, 10, 1, 1, plan_=1 + 9)
+    lost = varint(2) + text("op") + varint(10) + varint(7) + varint(3) + text("tensor") + varint(10) + varint(7) + varint(1)
+    out = {what: trace(start + records + footer()) for what, records in found.items()}
+    out["losses"] = trace(start + footer(lost))
+    out["small loss"] = trace(start + footer(varint(1) + text("op") + varint(10 ** 6) + varint(10 ** 6 - 1) + varint(1)))
+    out["level token"] = trace(header(level=0) + Calls().token(0, 1000, 900, 2) + footer())
+    out["a continued file"] = trace(header(mono=2000, boot=2000) + Calls().token(0, 1000, 900, 2) + footer())
+    out["no header"] = trace(ops + Calls().token(0, 1000, 900, 2) + footer())
+    return out
 
 
 def damaged(data):
@@ -81,6 +141,19 @@ class SameFigures(unittest.TestCase):
         self.assertEqual([str(damage) for damage in run.damage], quality["damage"])
         self.assertEqual(run.footer and run.footer["end"], quality["end"])
 
+    def test_odd_traces(self):
+        for what, data in odd().items():
+            with self.subTest(trace=what), tempfile.NamedTemporaryFile(suffix=".pfi") as file:
+                file.write(data)
+                file.flush()
+                run = profinfer.open(file.name)
+                self.assertEqual(run.damage, [])
+                tests = [self.test_quality, self.test_rows_of_ops, self.test_calls, self.test_threads]
+                # The report leaves out what was recorded in part.
+                tests += [] if what == "levels" else [self.test_times_by_op]
+                for test in tests:
+                    test.__wrapped__(self, file.name, run)
+
     def test_damage(self):
         kinds = set()
         for path in traces()[-3:] + traces()[:1]:
@@ -103,7 +176,7 @@ class SameFigures(unittest.TestCase):
         rows = list(csv.DictReader(io.StringIO(output("export", "--csv", "ops", path), newline="")))
         names = [name for name in rows[0] if name in run.ops.names]
         self.assertEqual(set(rows[0]) - set(names), {"context", "bytes", "flops"})
-        self.assertEqual([{name: text(row[name]) for name in names} for row in run.ops],
+        self.assertEqual([{name: cell(row[name]) for name in names} for row in run.ops],
                          [{name: row[name] for name in names} for row in rows])
 
     @for_each_trace

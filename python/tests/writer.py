@@ -3,6 +3,7 @@
 import struct
 
 from profinfer.crc32c import pure as crc32c
+from profinfer.kinds import BY_NAME
 from profinfer.wire import _PAIRS
 
 
@@ -97,6 +98,42 @@ def packed_pair(busy, gap):
 def run(data, n, t=0, plan_=0, barrier=1, ith=0, graph=0, first=0):
     """The first Slices record of a block; `t` is after the block's first timestamp."""
     return predicted(14, {0: graph, 1: ith, 2: 42, 3: plan_, 4: first, 5: n, 6: t, 7: barrier}, data)
+
+
+class Calls:
+    """Writes the records of kinds 10 to 14 of a block, from all their fields as numbers; `+ 1` is the caller's."""
+
+    def __init__(self, first=1000):
+        self.last, self.time, self.dur = {}, first, 0
+
+    def record(self, name, *values, rest=b""):
+        kind, values = BY_NAME[name], list(values)
+        predicted_values = list(self.last.get(name, [0] * len(values)))
+        for i in kind.next:
+            predicted_values[i] += 1
+        predicted_values[kind.time] = self.time
+        self.time = values[kind.time]
+        if kind.dur is not None:
+            predicted_values[kind.dur] = self.dur
+            self.dur = values[kind.dur]
+        self.last[name] = values
+        differences = {i: a - b for i, (a, b) in enumerate(zip(values, predicted_values)) if a != b}
+        return predicted(kind.number, differences, rest)
+
+    def token(self, seq, t, dur, tokens, tid=42, cut=0, device=0):
+        return self.record("Token", seq, 42, tid, 1, tokens, t, dur, cut, device)
+
+    def graph(self, seq, token, t, dur, ubatch, tid=42, cut=0, device=0):
+        return self.record("Graph", seq, token, 42, tid, 0x1234, 3, ubatch, t, dur, cut, device)
+
+    def split(self, seq, graph, backend, t, dur, device=0, cut=0):
+        return self.record("Split", seq, graph, backend, 42, 42, 3, t, dur, cut, device, 0)
+
+    def cpu_graph(self, seq, graph, split, t, dur, ubatch, n, tid=42, plan_=1, cut=0, threads=1):
+        return self.record("CpuGraph", seq, graph, split, 42, tid, plan_, n, threads, ubatch, t, dur, n + 1, n, 1, cut)
+
+    def slices(self, graph, data, n, t, ith=0, plan_=0, first=0, barrier=1):
+        return self.record("Slices", graph, ith, 42 + ith, plan_, first, n, t, barrier, rest=data)
 
 
 def cpu_graph(dur, n, t=0):
