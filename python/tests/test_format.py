@@ -219,6 +219,10 @@ class Tensors(unittest.TestCase):
         many = tensor(0, "x0") + b"".join(predicted(7, {0: 1 if i == 1 else 0, 2: 2}, b"%d" % i) for i in range(1, 1500))
         damage, names = self.names(many + predicted(7, {0: 255}))
         self.assertEqual((damage, len(names), names[-1]), ([], 1501, f"x{1500 - 256}"))
+        # Also past the point at which the reader forgets older ones.
+        for n in (1024, 1025, 1279):
+            many_of = tensor(0, "x0") + b"".join(predicted(7, {0: 1 if i == 1 else 0, 2: 2}, b"%d" % i) for i in range(1, n))
+            self.assertEqual(self.names(many_of + predicted(7, {0: 255}))[1][-1], f"x{n - 256}")
         damage, names = self.names(many + predicted(7, {0: 256}))
         self.assertEqual((damage, len(names)), (["record"], 1500))
 

@@ -83,12 +83,14 @@ def odd():
     c, gpu = Calls(), record(9, 1, bytes(range(16)), "Vulkan") + record(9, 0, bytes(16), "CPU")
     found["device"] = gpu + c.token(0, 1000, 900, 2, device=1) + c.token(1, 2000, 900, 2, device=102) + c.token(
         2, 3000, 900, 2) + c.token(3, 4000, 900, 3, cut=1) + c.graph(0, 3, 3010, 800, 1) + c.split(
-        0, 1, 1, 3020, 700) + c.split(1, 1, 0, 3720, 10) + record(15, 0, "cpu-graph", "x", 0, b"\0", 0, "silent")
+        0, 1, 1, 3020, 700) + c.split(1, 1, 0, 3720, 10) + c.token(4, 5000, 900, 2) + c.graph(1, 5, 5010, 800, 1) + c.split(
+        2, 2, 1, 5020, 700, device=2 + 90) + c.token(5, 6000, 900, 2, cut=1, device=1) + record(15, 0, "cpu-graph", "x", 0, b"\0", 0, "silent")
     # An unnamed node with two weights: it is named by the first.
+    # Ids count on from the tensor that each trace begins with.
     weights = tensor(0, "blk.3.attn_q.weight", 2) + predicted(7, {0: 1, 2: 1, 17: 0}, b"blk.4.attn_k.weight")
     node = predicted(7, {2: 1, 6: -1, 13: 2, 17: 0, 4: 2, 5: 1}, b"node_57")
     c = Calls()
-    found["weights"] = op(1, "MUL_MAT") + op(2, "NONE") + weights + node + plan(9, [2]) + c.slices(
+    found["weights"] = weights + node + plan(9, [3]) + c.slices(
         0, pair(5, 0), 1, 1000, plan_=9) + c.cpu_graph(0, 0, 0, 1000, 10, 1, 1, plan_=1 + 9)
     lost = varint(2) + text("op") + varint(10) + varint(7) + varint(3) + text("tensor") + varint(10) + varint(7) + varint(1)
     out = {what: trace(start + records + footer()) for what, records in found.items()}
