@@ -101,6 +101,7 @@ unit: fixtures driver ## run unit tests and the tests that need no live engine
 	$(call say,tests that need no live engine)
 	$(CARGO) test --locked --no-fail-fast --lib --test plain --test html_browser --test runner_alloc
 	$(CARGO) test --locked --doc
+	python3 tests/python_reader.py
 	cd crates/layers && $(CARGO) test --locked --target-dir ../../target/layers --package handover --package profinfer-cu
 
 test-service: layers | setup ## test installing the service: unit, init scripts, scripts for boards, Debian package

@@ -32,7 +32,7 @@ test)
     # The last line is for guests with their own kernels: QEMU, and the tools for two of the kernels. The browser
     # opens pages of `profinfer html`; Mesa provides a Vulkan device in software. The
     # other packages of that line are for what tests/gpu compiles. `record --on` is tested against a real sshd.
-    wanted="$wanted $static clang-format python3 python3-pip python3-yaml npm gdb chromium-headless-shell
+    wanted="$wanted $static clang-format python3 python3-pip python3-venv python3-yaml npm gdb chromium-headless-shell
         libvulkan1 libvulkan-dev glslang-tools mesa-vulkan-drivers g++ ocl-icd-libopencl1 ocl-icd-opencl-dev opencl-c-headers
         shellcheck lintian systemd openssh-client openssh-server groff-base mandoc zsh fish qemu-user-static
         qemu-system-arm device-tree-compiler gcc-aarch64-linux-gnu libc6-dev-arm64-cross bc xz-utils"
@@ -56,6 +56,7 @@ have() { # package
     util-linux) command -v flock >/dev/null 2>&1 ;;
     coreutils) command -v sha256sum >/dev/null 2>&1 ;;
     python3-pip) python3 -m pip --version >/dev/null 2>&1 ;;
+    python3-venv) python3 -c 'import ensurepip' 2>/dev/null ;;
     python3-yaml) python3 -c 'import yaml' 2>/dev/null ;;
     openssh-client) command -v ssh >/dev/null 2>&1 && command -v ssh-keygen >/dev/null 2>&1 ;;
     openssh-server) [ -x /usr/sbin/sshd ] ;;

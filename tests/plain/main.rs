@@ -68,6 +68,7 @@ mod outputs_cli;
 mod pmc_machine;
 mod predict_cli;
 mod promises;
+mod python_traces;
 #[cfg(feature = "agent")]
 mod recording_end;
 mod report_attribution;
