@@ -64,6 +64,9 @@ _PLAIN_KINDS = (
      "huge_pages:str resident:u64? anon_huge:u64? file_huge:u64? locked:u64? swapped:u64? mem_total:u64? "
      "mem_available:u64? minor_faults:u64? major_faults:u64?", "pid mono_ns"),
     (37, "OpCpus", "tid:u32 t:time data:bytes", None),
+    (38, "Ubatch", "token:u64? pid:u32 tid:u32 t:time context:u64 tokens:u32 unread:u32 whole:bool data:bytes", None),
+    (39, "Memory", "pid:u32 tid:u32 t:time context:u64 what:clear|remove|copy|keep|shift|save|load|divide seq:i64 to:i64 "
+     "from:i64 until:i64", None),
 )
 
 _PREDICTED_KINDS = (

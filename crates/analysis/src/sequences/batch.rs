@@ -73,6 +73,6 @@ mod tests {
         // Positions that are not known say nothing about what follows what.
         let mut blind = CallBatch::default();
         [chunk(0, -1, 4, 0), chunk(0, -1, 4, 1)].into_iter().for_each(|c| blind.chunk(c));
-        assert_eq!((blind.chunks.len(), blind.tokens()), (2, 8));
+        assert_eq!(blind.chunks.len(), 2);
     }
 }

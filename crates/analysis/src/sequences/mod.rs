@@ -5,6 +5,7 @@
 
 mod batch;
 mod batching;
+mod echo;
 mod request;
 mod speculation;
 mod track;
@@ -113,7 +114,7 @@ impl CallWork {
 pub struct TokenStep {
     /// Index of the call.
     pub call: usize,
-    /// End of the call, CLOCK_MONOTONIC ns.
+    /// End of the call, CLOCK_MONOTONIC ns; with a draft model, of its call with the same tokens.
     pub end: i64,
     /// Tokens of the draft that the call verified.
     pub drafted: u64,
@@ -126,7 +127,7 @@ pub struct TokenStep {
 impl TokenStep {
     /// Tokens that the step brought; at least one.
     pub fn produced(&self) -> u64 {
-        self.accepted.unwrap_or(0) + 1
+        self.accepted.unwrap_or(0).saturating_add(1)
     }
 }
 
@@ -198,6 +199,17 @@ impl SeqRequest {
         }
     }
 
+    /// What the call of this index gave is there at `until` only.
+    fn delay(&mut self, call: usize, end: i64, kind: ChunkWork, until: i64) {
+        if kind == ChunkWork::Prefill && self.first_token == Some(end) {
+            self.first_token = Some(until);
+        }
+        let at = self.steps.partition_point(|s| s.call < call);
+        if let Some(step) = self.steps.get_mut(at).filter(|s| s.call == call) {
+            step.end = until;
+        }
+    }
+
     /// From the start of its first call to the end of the call that gave its first token, ns; none if one of them was not
     /// seen.
     fn ttft(&self) -> Option<u64> {
@@ -240,6 +252,7 @@ impl Sequences {
             works.push(batch.map(|batch| tracker.call(i, call, &batch)));
         }
         changes.for_each(|m| tracker.memory(m));
+        echo::delay(loaded, calls, &works, &mut tracker.requests);
         Some(Sequences { works, requests: tracker.requests, untracked: tracker.untracked })
     }
 

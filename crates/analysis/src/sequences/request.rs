@@ -1,6 +1,7 @@
 //! One row for each request.
 
 use std::collections::HashMap;
+use std::num::Saturating;
 
 use serde::Serialize;
 
@@ -82,8 +83,8 @@ fn row(r: &SeqRequest, context: u32, calls: &[Call], usual: Option<u64>, prompts
         tpot: weighted(times(r)),
         stalled_ns: stalled(r, calls, usual, prompts),
         drafts: r.steps.iter().filter(|s| s.drafted > 0).count() as u64,
-        drafted: r.steps.iter().fold(0, |n, s| n + s.drafted),
-        accepted: r.steps.iter().filter_map(|s| s.accepted).fold(0, |n, a| n + a),
+        drafted: sum(r.steps.iter().map(|s| s.drafted)),
+        accepted: sum(r.steps.iter().filter_map(|s| s.accepted)),
         late: r.late,
         at_least: r.steps.iter().any(|s| s.accepted.is_none()),
     }
@@ -134,24 +135,29 @@ impl Prompts {
     fn within(&self, (pid, context): (u32, u64), from: i64, until: i64) -> u64 {
         let start = self.list.partition_point(|p| (p.0, p.1, p.2) < (pid, context, from));
         let of_it = self.list.iter().skip(start).take_while(|p| (p.0, p.1) == (pid, context) && p.2 < until);
-        of_it.filter(|p| p.3 <= until).fold(0, |sum, p| sum + p.3.saturating_sub(p.2).max(0) as u64)
+        sum(of_it.filter(|p| p.3 <= until).map(|p| p.3.saturating_sub(p.2).max(0) as u64))
     }
 }
 
 /// How much the prompts of other sequences added to the decoding of a request, ns.
 fn stalled(r: &SeqRequest, calls: &[Call], usual: Option<u64>, prompts: &Prompts) -> u64 {
     let mut before = r.first_token;
-    let mut sum = 0u64;
+    let mut stalled = Saturating(0u64);
     for step in r.steps.iter().filter(|s| !s.cut) {
         let Some(call) = calls.get(step.call) else { continue };
         if let Some(before) = before {
-            sum += prompts.within((r.pid, r.context), before, call.start);
+            stalled += prompts.within((r.pid, r.context), before, call.start);
         }
         let mixed = prompts.within((r.pid, r.context), call.start, call.end());
-        sum += usual.map_or(0, |usual| mixed.saturating_sub(usual.min(mixed)));
+        stalled += usual.map_or(0, |usual| mixed.saturating_sub(usual.min(mixed)));
         before = Some(step.end);
     }
-    sum
+    stalled.0
+}
+
+/// The sum, as large as it can be.
+fn sum(of: impl Iterator<Item = u64>) -> u64 {
+    of.fold(0, u64::saturating_add)
 }
 
 /// Share of `decode_ns` that is `stalled_ns`, of all requests with both.
@@ -202,9 +208,9 @@ pub fn by_sequence(rows: &[RequestRow], all: &Sequences) -> Vec<SequenceRow> {
             context: key.1,
             seq: key.2,
             requests: own.len() as u64,
-            prompt_tokens: own.iter().map(|r| r.prompt_tokens).sum(),
-            cached_tokens: own.iter().map(|r| r.cached_tokens).sum(),
-            tokens: own.iter().map(|r| r.tokens).sum(),
+            prompt_tokens: sum(own.iter().map(|r| r.prompt_tokens)),
+            cached_tokens: own.iter().try_fold(0u64, |n, r| Some(n.saturating_add(r.cached_tokens?))),
+            tokens: sum(own.iter().map(|r| r.tokens)),
             ttft: latency(own.iter().filter_map(|r| r.ttft_ns).collect()),
             tpot: times.remove(&(key.0, key.2, key.1)).and_then(weighted),
             stalled: stalled_share(&own),

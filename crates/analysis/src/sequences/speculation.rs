@@ -1,6 +1,6 @@
 //! Whether drafts gain time: how long they are, how much of them is accepted, and what they cost.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 
 use serde::Serialize;
 
@@ -58,12 +58,14 @@ pub fn speculation(loaded: &Loaded<'_>, calls: &[Call], all: &Sequences) -> Opti
     let known: Vec<(u64, u64)> = steps.iter().filter_map(|s| Some((s.drafted, s.accepted?.min(s.drafted)))).collect();
     let mut lengths: BTreeMap<u64, u64> = BTreeMap::new();
     known.iter().for_each(|(_, accepted)| *lengths.entry(*accepted).or_default() += 1);
-    let (drafted, accepted) = known.iter().fold((0u64, 0u64), |(d, a), k| (d + k.0, a + k.1));
+    let (drafted, accepted) = known.iter().fold((0u64, 0u64), |(d, a), k| (d.saturating_add(k.0), a.saturating_add(k.1)));
     let drafts = drafts_of(loaded, calls, all);
+    let speculating: HashSet<(u32, u64)> =
+        all.requests.iter().filter(|r| r.steps.iter().any(|s| s.drafted > 0)).map(|r| (r.pid, r.context)).collect();
     let of_kind = |kind, lone: bool| {
         let found = calls.iter().zip(&all.works).filter(|(c, w)| {
-            let of = w.as_ref().filter(|w| !lone || w.sequences() == 1);
-            !c.cut && of.and_then(|w| w.kind()) == Some(kind)
+            let own = w.as_ref().filter(|w| speculating.contains(&(c.pid, w.context)));
+            !c.cut && own.filter(|w| !lone || w.sequences() == 1).and_then(|w| w.kind()) == Some(kind)
         });
         latency(found.map(|(c, _)| c.dur).collect())
     };

@@ -126,7 +126,9 @@ fn change(requests: &mut [SeqRequest], state: &mut SeqState, m: &MemoryCall) {
             // What was not accepted of a draft.
             Some((from, _)) => settle(requests, state, (m.from - from - 1) as u64),
             None => {
-                state.fresh = true;
+                // A server also removes what follows the parts of a prompt: nothing.
+                let answered = state.request.and_then(|i| requests.get(i)).is_none_or(SeqRequest::answered);
+                state.fresh |= answered || state.next != Some(m.from);
                 state.next = state.next.map(|next| next.min(m.from.max(0)));
             }
         },
