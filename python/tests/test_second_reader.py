@@ -88,7 +88,7 @@ def cause_sum(kind, record):
             signed = SIGNED.get(kind.number, (False,))
             total += sum(unzigzag(v) if signed[i % len(signed)] else v for i, v in enumerate(varints(value)))
         else:
-            total += plain_sum(of, value)
+            total += value if of == "i64" else plain_sum(of, value)
     return total
 
 

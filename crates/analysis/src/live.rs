@@ -7,6 +7,7 @@
 //! ops of graphs cut off by the beginning or end of a recording are counted there, unless its level changed, and
 //! not here.
 
+mod batches;
 mod causes;
 mod devices;
 mod limit;
@@ -15,6 +16,7 @@ mod sensors;
 mod span;
 mod sums;
 
+use self::batches::{BatchShape, Batches};
 use self::causes::LiveScheduler;
 pub use self::devices::LiveDevice;
 use self::devices::{DeviceSums, Devices, submitted};
@@ -120,6 +122,7 @@ pub struct Live {
     open: Vec<OpenItem>,
     /// Widths of the graphs of calls that have not ended.
     widths: Vec<(u64, Width)>,
+    batches: Batches,
     /// The processes, in order of appearance.
     runs: Vec<LiveRun>,
     /// Index of the one shown, and whether the user chose it.
@@ -253,6 +256,7 @@ impl Live {
             Record::CpuGraph(g) => self.cpu_graph(g),
             Record::Graph(g) => self.graph(g),
             Record::Token(t) => self.token(t),
+            Record::Ubatch(u) => self.batches.take(u),
             Record::Backend(b) => self.devices.define(b),
             Record::Split(s) => {
                 if let Some(at) = self.devices.number(s.backend)
@@ -374,6 +378,11 @@ impl Live {
             device: t.device.waited(),
         };
         settle(&mut call, &width);
+        match self.batches.end(t.seq) {
+            Some(BatchShape::Single) => call.phase = Phase::Decode,
+            Some(BatchShape::Drafts) => (call.phase, call.tokens) = (Phase::Decode, None),
+            Some(BatchShape::Other) | None => {}
+        }
         let end = ending(t.cut, t.device);
         let pid = Some(t.pid);
         self.call(pid, CallSource::Token, call.phase, call.tokens, call.dur, end);
@@ -415,6 +424,7 @@ impl Live {
 
     /// Adds the width of a graph to those of its call, and returns the call's phase as far as it is known.
     fn widen(&mut self, call: u64, width: u32) -> Phase {
+        let batch = self.batches.of(call);
         let at = self.widths.iter().rposition(|(seq, _)| *seq == call).unwrap_or_else(|| {
             if self.widths.len() == OPEN {
                 self.widths.remove(0);
@@ -424,7 +434,10 @@ impl Live {
         });
         self.widths.get_mut(at).map_or(Phase::Unknown, |(_, of_call)| {
             of_call.add(width.into());
-            Phase::of_width(of_call.widest)
+            match batch {
+                Some(BatchShape::Single | BatchShape::Drafts) => Phase::Decode,
+                Some(BatchShape::Other) | None => Phase::of_width(of_call.widest),
+            }
         })
     }
 

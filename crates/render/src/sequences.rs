@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 
-use super::section::title;
+use super::section::{Section, title};
 use super::table::{Style, Table, number, text};
 use super::units::*;
 use analysis::report::{By, Report};
@@ -18,40 +18,42 @@ const ROWS: usize = 12;
 pub fn write(out: &mut dyn Write, report: &Report, style: &Style) -> io::Result<()> {
     let only = (report.tables.len() == 1).then(|| report.tables.first()).flatten();
     let wanted = |by| report.tables.contains(&by);
-    let found = match &report.sequences {
-        Some(found) => found,
-        None => {
-            let asked = [By::Request, By::Sequence, By::Batch].iter().any(|by| only == Some(by));
-            let why = report.sequences_unknown.as_deref().unwrap_or_default();
-            return if asked { title(out, style, &format!("Sequences: not known ({why})")) } else { Ok(()) };
-        }
+    let Some(found) = &report.sequences else {
+        let asked = [By::Request, By::Sequence, By::Batch].iter().any(|by| only == Some(by));
+        let why = report.sequences_unknown.as_deref().unwrap_or_default();
+        return if asked { title(out, style, &format!("Sequences: not known ({why})")) } else { Ok(()) };
     };
+    // One request after the other, without drafts, says what the phases say.
     let several = found.sequences.len() > 1 || found.batching.most > 1;
     let most = if only.is_some() { usize::MAX } else { ROWS };
+    let mut all = Vec::new();
     if wanted(By::Request) && (only.is_some() || found.requests.len() > 1) {
-        requests(out, found, most, style)?;
+        all.push(requests(found, most));
     }
     if wanted(By::Sequence) && (only.is_some() || several) {
-        sequences(out, &found.sequences, most, style)?;
+        all.push(sequences(&found.sequences, most));
     }
     if wanted(By::Batch) && (only.is_some() || several || found.speculation.is_some()) {
-        batches(out, found, style)?;
-        if let Some(drafts) = &found.speculation {
-            speculation(out, drafts, style)?;
-        }
+        all.extend(batches(found));
     }
+    all.iter().try_for_each(|section| section.write(out, style))?;
     match found.incomplete.as_ref().filter(|_| only.is_some() || several) {
-        Some(why) => note(out, style, &format!("incomplete: {why}")),
+        Some(why) => writeln!(out, "{}", style.dim(&format!("  incomplete: {why}"))),
         None => Ok(()),
     }
 }
 
-fn note(out: &mut dyn Write, style: &Style, what: &str) -> io::Result<()> {
-    writeln!(out, "{}", style.dim(&format!("  {what}")))
+/// All tables, with at most `most` rows each.
+pub(crate) fn sections(found: &SequenceReport, most: usize) -> Vec<Section> {
+    let mut all = vec![requests(found, most), sequences(&found.sequences, most)];
+    all.extend(batches(found));
+    if let (Some(why), Some(last)) = (&found.incomplete, all.last_mut()) {
+        last.notes.push(format!("incomplete: {why}"));
+    }
+    all
 }
 
-fn requests(out: &mut dyn Write, found: &SequenceReport, most: usize, style: &Style) -> io::Result<()> {
-    title(out, style, &format!("Requests ({})", count(found.requests.len() as u64 + found.requests_left_out, "request")))?;
+fn requests(found: &SequenceReport, most: usize) -> Section {
     let drafts = found.requests.iter().any(|r| r.drafts > 0);
     let columns = ["seq", "prompt", "cached", "TTFT ms", "tokens", "p50 ms", "p95 ms", "p99 ms", "stalled ms"];
     let mut columns: Vec<_> = columns.into_iter().map(|c| number(c, 0)).collect();
@@ -66,30 +68,34 @@ fn requests(out: &mut dyn Write, found: &SequenceReport, most: usize, style: &St
         }
         t.row(row);
     }
-    write!(out, "{}", t.render(style))?;
+    let mut notes = Vec::new();
     let left = found.requests.len().saturating_sub(most) as u64 + found.requests_left_out;
     if left > 0 {
-        note(out, style, &format!("and {} more: --by request", count(left, "request")))?;
+        notes.push(format!("and {}: --by request", count(left, "more request")));
     }
     if found.requests.iter().any(|r| r.at_least) {
-        note(out, style, "+: the result of a request's last draft was not seen")?;
+        notes.push("+: the result of a request's last draft was not seen".into());
     }
     if found.untracked > 0 {
-        note(out, style, &format!("{} of further sequences are in no row", count(found.untracked, "chunk")))?;
+        notes.push(format!("{} of further sequences are in no row", count(found.untracked, "chunk")));
     }
-    note(
-        out,
-        style,
+    notes.push(
         "TTFT: from the start of the first call for the sequence to the end of the one that gave its first token; \
-         p50 to p99: per token after it; stalled: added to these by prompts of other sequences",
-    )
+         p50 to p99: per token after it; stalled: added to these by prompts of other sequences"
+            .into(),
+    );
+    let all = found.requests.len() as u64 + found.requests_left_out;
+    Section { title: format!("Requests ({all})"), table: Some(t), notes }
+}
+
+fn name(context: u32, seq: i64) -> String {
+    if context > 1 { format!("{context}:{seq}") } else { seq.to_string() }
 }
 
 fn request(r: &RequestRow) -> Vec<String> {
     let at = |pick: fn(&analysis::calls::Latency) -> u64| or_dash(r.tpot.as_ref(), |l| ms(pick(l)));
-    let seq = if r.context > 1 { format!("{}:{}", r.context, r.seq) } else { r.seq.to_string() };
     vec![
-        seq,
+        name(r.context, r.seq),
         if r.late { "-".into() } else { r.prompt_tokens.to_string() },
         or_dash(r.cached_tokens, |n| n.to_string()),
         or_dash(r.ttft_ns, ms),
@@ -101,14 +107,13 @@ fn request(r: &RequestRow) -> Vec<String> {
     ]
 }
 
-fn sequences(out: &mut dyn Write, rows: &[SequenceRow], most: usize, style: &Style) -> io::Result<()> {
-    title(out, style, &format!("Sequences ({})", rows.len()))?;
+fn sequences(rows: &[SequenceRow], most: usize) -> Section {
     let columns =
         ["seq", "requests", "prompt", "cached", "tokens", "TTFT p50 ms", "TPOT p50 ms", "TPOT p99 ms", "stalled %"];
     let mut t = Table::new(columns.into_iter().map(|c| number(c, 0)).collect());
     for r in rows.iter().take(most) {
         t.row(vec![
-            if r.context > 1 { format!("{}:{}", r.context, r.seq) } else { r.seq.to_string() },
+            name(r.context, r.seq),
             r.requests.to_string(),
             r.prompt_tokens.to_string(),
             or_dash(r.cached_tokens, |n| n.to_string()),
@@ -119,32 +124,32 @@ fn sequences(out: &mut dyn Write, rows: &[SequenceRow], most: usize, style: &Sty
             or_dash(r.stalled, pct),
         ]);
     }
-    write!(out, "{}", t.render(style))?;
-    match rows.len().saturating_sub(most) as u64 {
-        0 => Ok(()),
-        left => note(out, style, &format!("and {} more: --by sequence", count(left, "sequence"))),
-    }
+    let left = rows.len().saturating_sub(most) as u64;
+    let notes = (left > 0).then(|| format!("and {}: --by sequence", count(left, "more sequence")));
+    Section { title: format!("Sequences ({})", rows.len()), table: Some(t), notes: notes.into_iter().collect() }
 }
 
-fn batches(out: &mut dyn Write, found: &SequenceReport, style: &Style) -> io::Result<()> {
-    title(out, style, "Batches")?;
+/// The calls by kind, and the drafts.
+fn batches(found: &SequenceReport) -> Vec<Section> {
     let columns = ["sequences", "calls", "tokens", "in calls ms", "tok/s", "tok/s each"];
-    let mut t = Table::new(
-        [text("kind")].into_iter().chain(columns.into_iter().map(|c| number(c, 0))).collect(),
-    );
+    let columns = [text("kind")].into_iter().chain(columns.into_iter().map(|c| number(c, 0)));
+    let mut t = Table::new(columns.collect());
     found.batching.rows.iter().for_each(|r| t.row(batch(r)));
-    write!(out, "{}", t.render(style))?;
-    if let Some(share) = found.batching.stalled {
-        note(
-            out,
-            style,
-            &format!("prompts of other sequences take {} of the time from a request's first token to its last", pct(share)),
-        )?;
+    let mut notes = Vec::new();
+    if let Some(share) = found.batching.stalled.filter(|share| *share > 0.0) {
+        let of = format!("{} %", pct(share));
+        notes.push(format!("prompts of other sequences take {of} of the time from first tokens to last ones"));
     }
-    match found.batching.unknown_calls {
-        0 => Ok(()),
-        n => note(out, style, &format!("the batch of {} was not read", count(n, "call"))),
+    if found.batching.unknown_calls > 0 {
+        notes.push(format!("the batch of {} was not read", count(found.batching.unknown_calls, "call")));
     }
+    let mut all = vec![Section { title: "Batches".into(), table: Some(t), notes }];
+    if let Some(s) = &found.speculation {
+        let mut t = Table::new(vec![text("drafts"), text("")]);
+        facts(s).into_iter().for_each(|(name, value)| t.row(vec![name.to_owned(), value]));
+        all.push(Section { title: format!("Drafts ({})", s.drafts), table: Some(t), notes: Vec::new() });
+    }
+    all
 }
 
 fn batch(r: &BatchRow) -> Vec<String> {
@@ -160,19 +165,14 @@ fn batch(r: &BatchRow) -> Vec<String> {
     ]
 }
 
-fn speculation(out: &mut dyn Write, s: &Speculation, style: &Style) -> io::Result<()> {
-    title(out, style, &format!("Drafts ({})", count(s.drafts, "draft")))?;
-    facts(s).iter().try_for_each(|(name, value)| super::section::fact(out, name, value))
-}
-
 /// The figures of drafts as names and values.
-pub fn facts(s: &Speculation) -> Vec<(&'static str, String)> {
+fn facts(s: &Speculation) -> Vec<(&'static str, String)> {
     let mut out = vec![(
         "accepted",
-        format!("{} of {} drafted tokens ({})", s.accepted, s.drafted, pct(s.acceptance)),
+        format!("{} of {} drafted tokens ({} %)", s.accepted, s.drafted, pct(s.acceptance)),
     )];
     let known = s.drafts - s.unseen;
-    let share = |n: u64| pct(n as f64 / known.max(1) as f64);
+    let share = |n: u64| format!("{} %", pct(n as f64 / known.max(1) as f64));
     let lengths: Vec<String> =
         s.accepted_lengths.iter().take(12).map(|(length, n)| format!("{length}: {}", share(*n))).collect();
     if !lengths.is_empty() {

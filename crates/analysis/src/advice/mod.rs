@@ -22,6 +22,7 @@ mod oversubscribed;
 mod quota;
 mod recorder;
 pub mod rule;
+mod serving;
 mod threads;
 mod throttled;
 mod variant;
@@ -36,7 +37,7 @@ use common::order;
 type Rule = fn(&RuleInput<'_>) -> Option<Advice>;
 
 /// The first ones are about threads that have no CPU: nothing else can be judged before that is mended.
-const RULES: [Rule; 18] = [
+const RULES: [Rule; 21] = [
     oversubscribed::rule,
     quota::rule,
     contention::rule,
@@ -55,7 +56,13 @@ const RULES: [Rule; 18] = [
     experts::rule,
     threads::rule,
     bytes::rule,
+    serving::drafts,
+    serving::starvation,
+    serving::again,
 ];
+
+/// Rules that look at calls alone.
+const OF_CALLS: [Rule; 3] = [serving::drafts, serving::starvation, serving::again];
 
 /// Rules without a CPU for each thread: they come first, whatever gain others predict.
 const FIRST: [&str; 2] = ["oversubscribed", "cpu-quota"];
@@ -63,11 +70,10 @@ const FIRST: [&str; 2] = ["oversubscribed", "cpu-quota"];
 /// Advice for a run: threads without CPUs first, then by predicted gain, then what promises none, then trade-offs.
 pub fn advice(facts: &VerdictFacts<'_>, phases: &[PhaseVerdict], limit: Option<&Limit>) -> Vec<Advice> {
     let input = RuleInput { facts, phases, limit };
-    // Where the time goes must be known before anything is said about it.
-    if facts.main().is_none_or(|p| p.bar.is_none()) {
-        return Vec::new();
-    }
-    let mut all: Vec<Advice> = RULES.iter().filter_map(|rule| rule(&input)).collect();
+    // Where the time of operators goes must be known before anything is said about it.
+    let blind = facts.main().is_none_or(|p| p.bar.is_none());
+    let rules = if blind { OF_CALLS.as_slice() } else { RULES.as_slice() };
+    let mut all: Vec<Advice> = rules.iter().filter_map(|rule| rule(&input)).collect();
     consistent(&mut all);
     let rank = |a: &Advice| {
         let group = u64::from(!FIRST.contains(&a.rule)) + u64::from(a.trade_off.is_some());

@@ -199,6 +199,11 @@ impl SeqRequest {
         }
     }
 
+    /// The step that this call brought.
+    pub fn step_of(&self, call: usize) -> Option<&TokenStep> {
+        self.steps.get(self.steps.partition_point(|s| s.call < call)).filter(|s| s.call == call)
+    }
+
     /// What the call of this index gave is there at `until` only.
     fn delay(&mut self, call: usize, end: i64, kind: ChunkWork, until: i64) {
         if kind == ChunkWork::Prefill && self.first_token == Some(end) {
@@ -260,11 +265,7 @@ impl Sequences {
     pub fn tokens(&self, call: usize) -> Option<u64> {
         let work = self.works.get(call)?.as_ref().filter(|w| w.unread == 0)?;
         let brought = |(chunk, kind, request): &(Chunk, ChunkWork, usize)| match kind {
-            ChunkWork::Verify => {
-                let steps = &self.requests.get(*request)?.steps;
-                let at = steps.partition_point(|s| s.call < call);
-                steps.get(at).filter(|s| s.call == call).map(TokenStep::produced)
-            }
+            ChunkWork::Verify => self.requests.get(*request)?.step_of(call).map(TokenStep::produced),
             _ => Some(chunk.tokens),
         };
         work.chunks.iter().try_fold(0u64, |n, c| Some(n.saturating_add(brought(c)?)))

@@ -30,7 +30,7 @@ use super::offload;
 use super::section::Section;
 use super::table::Table;
 use super::text as terminal;
-use super::{attribution, counters, energy, levels, quality};
+use super::{attribution, counters, energy, levels, quality, sequences};
 use crate::units::{count, ms};
 use analysis::attribution::counters::CounterFacts;
 use analysis::attribution::energy::EnergyReport;
@@ -53,10 +53,11 @@ pub const SCRIPT_HASH: &str = "gKwFieuz0aRgUVwovXEMi8F3Pd3oC19EaN9aSl1Hs68=";
 type Inside<'p> = &'p dyn Fn(&mut dyn Write) -> io::Result<()>;
 
 /// Ids and headings of the sections.
-const SECTIONS: [(&str, &str); 10] = [
+const SECTIONS: [(&str, &str); 11] = [
     ("summary", "Summary"),
     ("phases", "Phases"),
     ("tokens", "Tokens"),
+    ("requests", "Requests"),
     ("graph", "Graph"),
     ("ops", "Operators"),
     ("devices", "Devices"),
@@ -81,10 +82,11 @@ pub fn write(out: &mut dyn Write, o: &Overview, name: &str, top: usize) -> io::R
     head(out, &PageHead { name, about: &recorded, sections: &SECTIONS })?;
     let names: Vec<&str> = o.report.phases.iter().map(|p| p.phase.name()).collect();
     filters(out, &names, &layers(o))?;
-    let write: [Inside<'_>; 10] = [
+    let write: [Inside<'_>; 11] = [
         &|out| about(out, o),
         &|out| phases(out, o),
         &|out| tokens::write(out, &o.report.phases, &o.lanes),
+        &|out| requests(out, o, top),
         &|out| graph::write(out, &graph),
         &|out| all_ops(out, o, top),
         &|out| devices(out, o),
@@ -310,6 +312,19 @@ fn devices(out: &mut dyn Write, o: &Overview) -> io::Result<()> {
         let head = columns.filter_map(|c| names.into_iter().find(|n| *n == c)).next();
         whole(out, &section, head.unwrap_or_default())
     })
+}
+
+/// Requests by sequence, batches and drafts.
+fn requests(out: &mut dyn Write, o: &Overview, top: usize) -> io::Result<()> {
+    let Some(found) = &o.report.sequences else {
+        let why = o.report.sequences_unknown.as_deref().unwrap_or_default();
+        return gap(out, &format!("Which sequences the calls computed is not known: {why}."));
+    };
+    for section in sequences::sections(found, top) {
+        let head = section.table.iter().flat_map(Table::columns).map(|c| c.head.to_string()).next();
+        whole(out, &section, head.as_deref().unwrap_or_default())?;
+    }
+    Ok(())
 }
 
 fn folded(out: &mut dyn Write, table: &Table, head: &str, title: &str) -> io::Result<()> {

@@ -3,7 +3,7 @@
 
 use std::io;
 
-use super::{ArgValue, SliceArgs, TimelineRun, TimelineSink, category, executed};
+use super::{ArgValue, SliceArgs, TimelineRun, TimelineSink, category, executed, sequences};
 use analysis::attribution::interference::Culprits;
 use analysis::attribution::levels;
 use analysis::attribution::parts::Off;
@@ -20,6 +20,7 @@ pub fn draw(run: &TimelineRun<'_, '_>, pids: &[u32], sink: &mut dyn TimelineSink
         device(run, profile, sink)?;
     }
     executed::draw(run, sink)?;
+    sequences::draw(run, pids, sink)?;
     for g in gauges(run.loaded, run.line, &run.lanes.select) {
         if g.values.is_empty() || g.pid.is_some_and(|pid| !pids.contains(&pid)) {
             continue;

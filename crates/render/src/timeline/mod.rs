@@ -16,6 +16,7 @@ use pfi::record::KernelSource;
 mod beside;
 pub mod chrome;
 mod executed;
+mod sequences;
 pub mod labels;
 pub mod merge;
 pub mod perfetto;
@@ -46,6 +47,8 @@ pub mod category {
     pub const OP: &str = "op";
     /// The wait at the barrier after an op.
     pub const BARRIER: &str = "barrier";
+    /// What a call computes for one sequence.
+    pub const SEQUENCE: &str = "sequence";
     /// A kernel on a device.
     pub const DEVICE: &str = "device";
     /// A state of a thread.
