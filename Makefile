@@ -145,6 +145,8 @@ asan: ## run the kernels' unit tests under AddressSanitizer; needs a nightly Rus
 live: fixtures driver layers ## run the tests on live engines; needs root and BPF
 	$(call say,tests on live engines)
 	$(CARGO) test --locked --test live -- --test-threads=1
+	$(CARGO) build --locked --bins
+	python3 tests/server/requests.py || [ $$? = 77 ]
 
 no-agent: ## build and test without the recorder, as on systems other than Linux
 	$(call say,build and tests without the recorder)

@@ -31,11 +31,12 @@ test)
     # completions in zsh and fish.
     # The last line is for guests with their own kernels: QEMU, and the tools for two of the kernels. The browser
     # opens pages of `profinfer html`; Mesa provides a Vulkan device in software. The
-    # other packages of that line are for what tests/gpu compiles. `record --on` is tested against a real sshd.
+    # other packages of that line are for what tests/gpu compiles. `record --on` is tested against a real sshd,
+    # and requests against a llama-server that debootstrap installs.
     wanted="$wanted $static clang-format python3 python3-pip python3-venv python3-yaml npm gdb chromium-headless-shell
         libvulkan1 libvulkan-dev glslang-tools mesa-vulkan-drivers g++ ocl-icd-libopencl1 ocl-icd-opencl-dev opencl-c-headers
         shellcheck lintian systemd openssh-client openssh-server groff-base mandoc zsh fish qemu-user-static
-        qemu-system-arm device-tree-compiler gcc-aarch64-linux-gnu libc6-dev-arm64-cross bc xz-utils"
+        qemu-system-arm device-tree-compiler gcc-aarch64-linux-gnu libc6-dev-arm64-cross bc xz-utils debootstrap"
     ;;
 *) die "unknown level '$level': build, deb, demo, dist, fuzz, image or test" ;;
 esac
@@ -71,6 +72,7 @@ have() { # package
     ocl-icd-opencl-dev | opencl-c-headers) [ -e /usr/include/CL/cl.h ] ;;
     mesa-vulkan-drivers) set -- /usr/share/vulkan/icd.d/lvp_icd*.json && [ -e "$1" ] ;;
     qemu-system-arm) command -v qemu-system-aarch64 >/dev/null 2>&1 ;;
+    debootstrap) command -v debootstrap >/dev/null 2>&1 || [ -x /usr/sbin/debootstrap ] ;;
     device-tree-compiler) command -v dtc >/dev/null 2>&1 ;;
     debian-archive-keyring) [ -e /usr/share/keyrings/debian-archive-keyring.gpg ] ;;
     gcc-aarch64-linux-gnu) [ "$(uname -m)" = aarch64 ] || command -v aarch64-linux-gnu-gcc >/dev/null 2>&1 ;;

@@ -1,8 +1,8 @@
 //! Events as sent by the BPF programs (src/bpf/event.h): bytes in, typed views out.
 
 use crate::capture::skel::types::{
-    ev_batch, ev_call, ev_counted, ev_counter, ev_experts, ev_hdr, ev_kernels, ev_kind, ev_nodes, ev_offcpu,
-    ev_memory, ev_op, ev_tensor, ev_tensors, ev_ticks, ev_ubatch, ev_waits, ev_what,
+    ev_batch, ev_call, ev_counted, ev_counter, ev_experts, ev_hdr, ev_kernels, ev_kind, ev_memory, ev_nodes,
+    ev_offcpu, ev_op, ev_tensor, ev_tensors, ev_ticks, ev_ubatch, ev_waits, ev_what,
 };
 use crate::engine::layout::TENSOR_RAW;
 use crate::engine::probes::{PHASES, WAITS};

@@ -5,9 +5,9 @@
 
 use crate::engine::discover::{self, DiscoveredEngine, EngineModule};
 use crate::engine::elf::{ElfFile, ElfMachine, Symbol};
-use crate::engine::{enqueue, sequences};
 use crate::engine::probes::{BATCHES, DISPATCHES, GRAPH_LAUNCHES, PHASES, Role, TICKS, WAITS};
 use crate::engine::prologue::{self, Need, ProbeOffset};
+use crate::engine::{enqueue, sequences};
 
 /// Functions that compute fused ops and so bypass the op probe; a fused op is `(params, first node, second node)`.
 pub const FUSED: [&str; 1] = ["ggml_compute_forward_rms_norm_mul_fused"];
@@ -133,7 +133,12 @@ pub(super) struct FunctionDecl {
     by_stack: bool,
 }
 
-pub(super) const fn function(symbol: &'static str, args: u8, takes_batch: bool, returns: bool) -> FunctionDecl {
+pub(super) const fn function(
+    symbol: &'static str,
+    args: u8,
+    takes_batch: bool,
+    returns: bool,
+) -> FunctionDecl {
     FunctionDecl { symbol, args, takes_batch, returns, by_stack: args == 0 }
 }
 

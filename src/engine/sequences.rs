@@ -54,7 +54,8 @@ pub(super) fn ubatch(engine: &DiscoveredEngine) -> Vec<Rung> {
 /// family is probed.
 pub(super) fn memory(engine: &DiscoveredEngine) -> Vec<Rung> {
     let rung = |family: &'static str| {
-        let of_family = MEMORY.iter().filter(|m| m.function.starts_with(family) || m.function.starts_with("llama_state"));
+        let of_family =
+            MEMORY.iter().filter(|m| m.function.starts_with(family) || m.function.starts_with("llama_state"));
         let functions: Vec<FunctionDecl> =
             of_family.map(|m| ladder::function(m.function, arguments(m.prog), false, false)).collect();
         let points = ladder::points(engine, &functions.iter().collect::<Vec<_>>(), &|_| true);

@@ -118,7 +118,12 @@ impl Sequences {
     ///
     /// # Errors
     /// The trace cannot be written.
-    pub fn feature<W: Write>(&self, enc: &mut Encoder<W>, source: &BatchSource, lost: u64) -> Result<(), WriteError> {
+    pub fn feature<W: Write>(
+        &self,
+        enc: &mut Encoder<W>,
+        source: &BatchSource,
+        lost: u64,
+    ) -> Result<(), WriteError> {
         let (state, mut why) = match source {
             BatchSource::NoReader => (
                 Availability::None,

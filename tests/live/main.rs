@@ -51,6 +51,7 @@ mod ready;
 mod remote;
 mod runner;
 mod sched;
+mod sequences;
 mod service;
 mod stat;
 mod store;

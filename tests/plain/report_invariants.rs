@@ -7,7 +7,7 @@ use analysis::load::LoadProgress;
 use analysis::quality::RecordingQuality;
 use analysis::report::{ReportOptions, report};
 use pfi::Trace;
-use pfi::record::{Device, Entry, Graph, RungRecord, Split, Token};
+use pfi::record::{Chunk, Device, Entry, Graph, RungRecord, Split, Token, Ubatch};
 use synth_trace::*;
 
 const SEQ: u64 = 1000;
@@ -146,4 +146,40 @@ fn a_file_that_goes_on_with_a_recording_may_begin_in_a_call() {
     let lonely = |t| quality(|s| s.enc.token(&token(t, false)).unwrap());
     assert!(lonely(ORIGIN - 10_000).complete);
     assert!(!lonely(ORIGIN + 10).complete);
+}
+
+/// A batch of `n` tokens for the call with this number.
+fn batch(s: &mut Synth<Vec<u8>>, call: u64, t: u64, n: u64) {
+    let part = Ubatch {
+        token: Some(call),
+        pid: PID,
+        tid: TID,
+        t: t as i64,
+        context: 0x7000,
+        tokens: n as u32,
+        unread: 0,
+        whole: false,
+        data: &[],
+    };
+    s.enc.ubatch(&part, std::iter::once(Chunk { seq: 0, pos: 0, tokens: n, outputs: 1 })).unwrap();
+}
+
+#[test]
+fn batches_that_disagree_with_their_graphs_are_told() {
+    let told = |second: u64| {
+        quality(|s| {
+            batch(s, 0, 1, 8);
+            batch(s, 1, s.now, second);
+        })
+    };
+    let fits = told(1);
+    assert!(fits.complete, "{}", fits.verdict);
+    // The first call of a file may be there in part only.
+    assert_eq!((fits.invariants.batches, fits.invariants.batches_apart), (1, 0));
+    let apart = told(3);
+    assert!(
+        !apart.complete && apart.verdict.contains("the batches of 1 of 1 call have other numbers"),
+        "{}",
+        apart.verdict
+    );
 }

@@ -153,9 +153,9 @@ fn sequences<W: Write>(e: &mut Encoder<W>, t: u64) {
         until: -1,
     };
     e.memory(&call).unwrap();
-    e.memory(&MemoryCall { what: MemoryChange::Shift, seq: -1, to: -128, from: 256, until: 300, ..call }).unwrap();
+    e.memory(&MemoryCall { what: MemoryChange::Shift, seq: -1, to: -128, from: 256, until: 300, ..call })
+        .unwrap();
 }
-
 
 /// 10 GB/s, 50 GFLOP/s and 200 Gop/s a thread.
 pub fn peaks(cluster: &str, threads: u32) -> Peaks<'_> {

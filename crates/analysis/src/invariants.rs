@@ -25,6 +25,10 @@ pub struct Invariants {
     pub misplaced: u64,
     /// Calls that returned while a device was still computing, and whose end was not seen.
     pub calls_unseen: u64,
+    /// Calls whose batch was read completely, and those of them with other numbers of tokens than their graphs, or than the
+    /// call itself says.
+    pub batches: u64,
+    pub batches_apart: u64,
     /// Why the first three pairs were not checked, if they were not.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub unchecked: Option<String>,
@@ -37,6 +41,7 @@ const CPU: &str = "CPU";
 pub fn invariants(loaded: &Loaded<'_>, line: &Timeline) -> Invariants {
     let calls_unseen = line.calls.iter().filter(|c| c.unseen).count() as u64;
     let mut found = Invariants { misplaced: misplaced(loaded, line), calls_unseen, ..Invariants::default() };
+    batches(loaded, line, &mut found);
     let level = loaded.header.as_ref().map(|h| h.level);
     found.unchecked = match level {
         None => Some("the header is lost".into()),
@@ -61,6 +66,32 @@ fn calls(loaded: &Loaded<'_>, line: &Timeline, found: &mut Invariants) {
     for call in line.calls.iter().filter(|c| !c.cut && begun.whole(c.pid, c.start)) {
         found.calls += 1;
         found.calls_without_graphs += u64::from(call.graphs == 0);
+    }
+}
+
+fn batches(loaded: &Loaded<'_>, line: &Timeline, found: &mut Invariants) {
+    let Some(known) = &line.sequences else { return };
+    // Of each call: tokens of its graphs, if all are known.
+    let mut graphs: HashMap<u64, Option<u64>> = HashMap::new();
+    for g in loaded.graphs.iter().filter(|g| !g.cut) {
+        let Some(call) = g.token else { continue };
+        let sum = graphs.entry(call).or_insert(Some(0));
+        *sum = sum.filter(|_| g.ubatch > 0).and_then(|n| n.checked_add(g.ubatch.into()));
+    }
+    let said: HashMap<u64, u32> = loaded.tokens.iter().filter_map(|t| Some((t.seq, t.n_tokens?))).collect();
+    // Of a call that was in progress when the file began, some parts are not in it.
+    let mut first: HashMap<u32, i64> = HashMap::new();
+    for u in &loaded.causes.ubatches {
+        first.entry(u.pid).and_modify(|t| *t = (*t).min(u.t)).or_insert(u.t);
+    }
+    let begun = |pid: u32, t: i64| first.get(&pid).is_some_and(|first| *first < t);
+    let whole = line.calls.iter().zip(&known.works).filter(|(c, _)| !c.cut && begun(c.pid, c.start));
+    for (call, work) in whole.filter_map(|(c, w)| Some((c, w.as_ref().filter(|w| w.unread == 0)?))) {
+        let own = work.chunks.iter().fold(0u64, |n, c| n.saturating_add(c.0.tokens));
+        let of_graphs = graphs.get(&call.seq).copied().flatten();
+        let of_call = said.get(&call.seq).map(|n| u64::from(*n));
+        found.batches += 1;
+        found.batches_apart += u64::from([of_graphs, of_call].into_iter().flatten().any(|n| n != own));
     }
 }
 

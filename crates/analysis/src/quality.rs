@@ -349,6 +349,13 @@ fn broken(loaded: &Loaded<'_>, i: &Invariants) -> Vec<String> {
     if i.calls_unseen > 0 {
         faults.push(format!("the completion of {} on a device was not seen", count(i.calls_unseen, "call")));
     }
+    if i.batches_apart > 0 {
+        let of = count(i.batches, "call");
+        faults.push(format!(
+            "the batches of {} of {of} have other numbers of tokens than their graphs",
+            i.batches_apart
+        ));
+    }
     if i.misplaced > 0 {
         let graphs = count(i.misplaced, "graph");
         faults.push(format!("times of {graphs} are inconsistent: not within the enclosing call or graph"));

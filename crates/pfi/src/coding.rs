@@ -2,7 +2,8 @@
 #![warn(clippy::indexing_slicing)]
 
 use super::record::{
-    Chunk, DeviceKernels, Dispatches, Enqueued, Experts, OpCounts, OpCpus, Plan, SensorSample, Slices, Submissions, Ubatch,
+    Chunk, DeviceKernels, Dispatches, Enqueued, Experts, OpCounts, OpCpus, Plan, SensorSample, Slices,
+    Submissions, Ubatch,
 };
 
 /// Longest LEB128 encoding of a u64, bytes.

@@ -55,7 +55,8 @@ pub(crate) fn sections(found: &SequenceReport, most: usize) -> Vec<Section> {
 
 fn requests(found: &SequenceReport, most: usize) -> Section {
     let drafts = found.requests.iter().any(|r| r.drafts > 0);
-    let columns = ["seq", "prompt", "cached", "TTFT ms", "tokens", "p50 ms", "p95 ms", "p99 ms", "stalled ms"];
+    let columns =
+        ["seq", "prompt", "cached", "TTFT ms", "tokens", "p50 ms", "p95 ms", "p99 ms", "stalled ms"];
     let mut columns: Vec<_> = columns.into_iter().map(|c| number(c, 0)).collect();
     if drafts {
         columns.extend([number("drafts", 0), number("accepted", 0)]);
@@ -108,8 +109,17 @@ fn request(r: &RequestRow) -> Vec<String> {
 }
 
 fn sequences(rows: &[SequenceRow], most: usize) -> Section {
-    let columns =
-        ["seq", "requests", "prompt", "cached", "tokens", "TTFT p50 ms", "TPOT p50 ms", "TPOT p99 ms", "stalled %"];
+    let columns = [
+        "seq",
+        "requests",
+        "prompt",
+        "cached",
+        "tokens",
+        "TTFT p50 ms",
+        "TPOT p50 ms",
+        "TPOT p99 ms",
+        "stalled %",
+    ];
     let mut t = Table::new(columns.into_iter().map(|c| number(c, 0)).collect());
     for r in rows.iter().take(most) {
         t.row(vec![
@@ -126,7 +136,11 @@ fn sequences(rows: &[SequenceRow], most: usize) -> Section {
     }
     let left = rows.len().saturating_sub(most) as u64;
     let notes = (left > 0).then(|| format!("and {}: --by sequence", count(left, "more sequence")));
-    Section { title: format!("Sequences ({})", rows.len()), table: Some(t), notes: notes.into_iter().collect() }
+    Section {
+        title: format!("Sequences ({})", rows.len()),
+        table: Some(t),
+        notes: notes.into_iter().collect(),
+    }
 }
 
 /// The calls by kind, and the drafts.
@@ -138,7 +152,8 @@ fn batches(found: &SequenceReport) -> Vec<Section> {
     let mut notes = Vec::new();
     if let Some(share) = found.batching.stalled.filter(|share| *share > 0.0) {
         let of = format!("{} %", pct(share));
-        notes.push(format!("prompts of other sequences take {of} of the time from first tokens to last ones"));
+        notes
+            .push(format!("prompts of other sequences take {of} of the time from first tokens to last ones"));
     }
     if found.batching.unknown_calls > 0 {
         notes.push(format!("the batch of {} was not read", count(found.batching.unknown_calls, "call")));
@@ -198,7 +213,10 @@ fn facts(s: &Speculation) -> Vec<(&'static str, String)> {
             out.push(("effect", format!("{effect}: {:+.1} % tokens/s ({per})", c.gain * 100.0)));
             let best = match c.best_length {
                 0 => "no drafts (estimated from the accepted lengths)".to_owned(),
-                n => format!("drafts of {n} ({:+.1} %, estimated from the accepted lengths)", c.best_gain * 100.0),
+                n => format!(
+                    "drafts of {n} ({:+.1} %, estimated from the accepted lengths)",
+                    c.best_gain * 100.0
+                ),
             };
             out.push(("best", best));
         }

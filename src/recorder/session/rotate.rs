@@ -20,8 +20,8 @@ use crate::recorder::drain::Shown;
 use crate::recorder::event_stats::{self, OwnUsage, StatsSnapshot};
 use crate::recorder::phases;
 use crate::recorder::process_tree;
-use crate::recorder::sequences::BatchSource;
 use crate::recorder::recording::{RecordingProgress, SessionCommand, SessionObserver};
+use crate::recorder::sequences::BatchSource;
 use pfi::Output;
 use pfi::record::{Feature, Notice};
 
@@ -244,7 +244,8 @@ impl Session {
     /// Whether the batches of the engines can be read.
     fn batch_source(&self) -> BatchSource {
         let mut named = self.engines.iter().filter(|a| a.rung(Role::Token).is_some());
-        let readable = |a: &AttachedEngine| a.rung(Role::Ubatch).is_some() || sequences::passes_batches(&a.engine);
+        let readable =
+            |a: &AttachedEngine| a.rung(Role::Ubatch).is_some() || sequences::passes_batches(&a.engine);
         match named.next() {
             Some(a) if !a.prober.takes(Role::Ubatch) => BatchSource::NoReader,
             Some(a) if !readable(a) => BatchSource::NoParts,

@@ -29,7 +29,11 @@ pub fn drafts(r: &RuleInput<'_>) -> Option<Advice> {
             vec!["leave out the draft model (-md, --spec-type)".to_owned()],
         ),
         n => (
-            format!("draft {n} token{} at a time instead of {}", if n == 1 { "" } else { "s" }, mean_length(s)),
+            format!(
+                "draft {n} token{} at a time instead of {}",
+                if n == 1 { "" } else { "s" },
+                mean_length(s)
+            ),
             vec![format!("--spec-draft-n-max {n} (before 2026: --draft-max {n})")],
         ),
     };
@@ -77,7 +81,9 @@ pub fn again(r: &RuleInput<'_>) -> Option<Advice> {
     let found = r.facts.report.sequences.as_ref()?;
     let mut most: Option<(usize, u64)> = None;
     for sequence in &found.sequences {
-        let of_it = |row: &&RequestRow| (row.pid, row.context, row.seq) == (sequence.pid, sequence.context, sequence.seq);
+        let of_it = |row: &&RequestRow| {
+            (row.pid, row.context, row.seq) == (sequence.pid, sequence.context, sequence.seq)
+        };
         let rows: Vec<&RequestRow> = found.requests.iter().filter(of_it).collect();
         let pairs = rows.windows(2).filter_map(|w| match w {
             [a, b] if grows(a, b) => Some(a.prompt_tokens.saturating_add(a.tokens)),
@@ -92,7 +98,9 @@ pub fn again(r: &RuleInput<'_>) -> Option<Advice> {
     Some(Advice {
         rule: "prompt-again",
         title: "keep the prompt in the cache: the beginning of each prompt is computed again".into(),
-        actions: vec!["\"cache_prompt\": true in the request; a slot for each conversation (id_slot, -np)".into()],
+        actions: vec![
+            "\"cache_prompt\": true in the request; a slot for each conversation (id_slot, -np)".into(),
+        ],
         gain: None,
         confidence: Confidence::Low,
         evidence: format!(
@@ -107,5 +115,7 @@ pub fn again(r: &RuleInput<'_>) -> Option<Advice> {
 /// Whether `b` looks like the continuation of `a`, computed from its beginning.
 fn grows(a: &RequestRow, b: &RequestRow) -> bool {
     let known = b.cached_tokens == Some(0) && !a.late && a.prompt_tokens > 32;
-    known && b.prompt_tokens >= a.prompt_tokens.saturating_add(a.tokens) && b.prompt_tokens < a.prompt_tokens.saturating_mul(2)
+    known
+        && b.prompt_tokens >= a.prompt_tokens.saturating_add(a.tokens)
+        && b.prompt_tokens < a.prompt_tokens.saturating_mul(2)
 }

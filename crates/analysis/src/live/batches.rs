@@ -33,7 +33,9 @@ impl Batches {
         for c in pfi::chunks(part) {
             shape = match (c.tokens, shape) {
                 (1, shape) => shape,
-                (n, BatchShape::Single | BatchShape::Drafts) if n == c.outputs && self.decoded => BatchShape::Drafts,
+                (n, BatchShape::Single | BatchShape::Drafts) if n == c.outputs && self.decoded => {
+                    BatchShape::Drafts
+                }
                 _ => BatchShape::Other,
             };
         }
@@ -77,7 +79,17 @@ mod tests {
     use super::*;
 
     fn part(seq: u64, data: &[u8]) -> Ubatch<'_> {
-        Ubatch { token: Some(seq), pid: 1, tid: 1, t: 0, context: 1, tokens: 1, unread: 0, whole: false, data }
+        Ubatch {
+            token: Some(seq),
+            pid: 1,
+            tid: 1,
+            t: 0,
+            context: 1,
+            tokens: 1,
+            unread: 0,
+            whole: false,
+            data,
+        }
     }
 
     #[test]

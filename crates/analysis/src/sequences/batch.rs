@@ -55,7 +55,6 @@ impl CallBatch {
             None => self.chunks.push(new),
         }
     }
-
 }
 
 #[cfg(test)]

@@ -182,7 +182,8 @@ impl SeqRequest {
     }
 
     fn take(&mut self, index: usize, call: &Call, chunk: &Chunk, kind: ChunkWork) {
-        let step = |drafted, accepted| TokenStep { call: index, end: call.end(), drafted, accepted, cut: call.cut };
+        let step =
+            |drafted, accepted| TokenStep { call: index, end: call.end(), drafted, accepted, cut: call.cut };
         match kind {
             ChunkWork::Prefill => {
                 self.prompt = self.prompt.saturating_add(chunk.tokens);
@@ -313,7 +314,8 @@ pub struct SequenceReport {
 pub fn report(loaded: &Loaded<'_>, calls: &[Call], all: &Sequences, top: Option<usize>) -> SequenceReport {
     let requests = request::rows(calls, all);
     let left_out = requests.len().saturating_sub(top.unwrap_or(usize::MAX));
-    let told = loaded.causes.features.iter().find(|f| f.name == "sequences" && f.state != Availability::Whole);
+    let told =
+        loaded.causes.features.iter().find(|f| f.name == "sequences" && f.state != Availability::Whole);
     SequenceReport {
         ttft: super::calls::latency(requests.iter().filter_map(|r| r.ttft_ns).collect()),
         tpot: super::calls::weighted(request::token_times(all)),

@@ -112,7 +112,10 @@ pub fn token_times(all: &Sequences) -> Vec<(u64, u64)> {
 /// Median duration of the calls that only decode.
 fn usual_step(calls: &[Call], all: &Sequences) -> Option<u64> {
     let steps = calls.iter().zip(&all.works).filter(|(c, w)| {
-        !c.cut && w.as_ref().and_then(|w| w.kind()).is_some_and(|k| matches!(k, CallKind::Decode | CallKind::Verify))
+        !c.cut
+            && w.as_ref()
+                .and_then(|w| w.kind())
+                .is_some_and(|k| matches!(k, CallKind::Decode | CallKind::Verify))
     });
     latency(steps.map(|(c, _)| c.dur).collect()).map(|l| l.p50_ns)
 }
@@ -124,9 +127,11 @@ struct Prompts {
 
 impl Prompts {
     fn of(calls: &[Call], all: &Sequences) -> Prompts {
-        let prompt = |c: &(&Call, &super::CallWork)| c.1.chunks.iter().any(|c| c.1 == ChunkWork::Prefill) && !c.0.cut;
+        let prompt =
+            |c: &(&Call, &super::CallWork)| c.1.chunks.iter().any(|c| c.1 == ChunkWork::Prefill) && !c.0.cut;
         let with = calls.iter().zip(&all.works).filter_map(|(c, w)| Some((c, w.as_ref()?)));
-        let mut list: Vec<_> = with.filter(prompt).map(|(c, w)| (c.pid, w.context, c.start, c.end())).collect();
+        let mut list: Vec<_> =
+            with.filter(prompt).map(|(c, w)| (c.pid, w.context, c.start, c.end())).collect();
         list.sort_by_key(|p| (p.0, p.1, p.2));
         Prompts { list }
     }

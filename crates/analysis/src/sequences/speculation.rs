@@ -51,17 +51,24 @@ pub struct SpeculationCost {
 
 /// The speculation of the calls shown; none if no draft was verified.
 pub fn speculation(loaded: &Loaded<'_>, calls: &[Call], all: &Sequences) -> Option<Speculation> {
-    let steps: Vec<&TokenStep> = all.requests.iter().flat_map(|r| &r.steps).filter(|s| s.drafted > 0).collect();
+    let steps: Vec<&TokenStep> =
+        all.requests.iter().flat_map(|r| &r.steps).filter(|s| s.drafted > 0).collect();
     if steps.is_empty() {
         return None;
     }
-    let known: Vec<(u64, u64)> = steps.iter().filter_map(|s| Some((s.drafted, s.accepted?.min(s.drafted)))).collect();
+    let known: Vec<(u64, u64)> =
+        steps.iter().filter_map(|s| Some((s.drafted, s.accepted?.min(s.drafted)))).collect();
     let mut lengths: BTreeMap<u64, u64> = BTreeMap::new();
     known.iter().for_each(|(_, accepted)| *lengths.entry(*accepted).or_default() += 1);
-    let (drafted, accepted) = known.iter().fold((0u64, 0u64), |(d, a), k| (d.saturating_add(k.0), a.saturating_add(k.1)));
+    let (drafted, accepted) =
+        known.iter().fold((0u64, 0u64), |(d, a), k| (d.saturating_add(k.0), a.saturating_add(k.1)));
     let drafts = drafts_of(loaded, calls, all);
-    let speculating: HashSet<(u32, u64)> =
-        all.requests.iter().filter(|r| r.steps.iter().any(|s| s.drafted > 0)).map(|r| (r.pid, r.context)).collect();
+    let speculating: HashSet<(u32, u64)> = all
+        .requests
+        .iter()
+        .filter(|r| r.steps.iter().any(|s| s.drafted > 0))
+        .map(|r| (r.pid, r.context))
+        .collect();
     let of_kind = |kind, lone: bool| {
         let found = calls.iter().zip(&all.works).filter(|(c, w)| {
             let own = w.as_ref().filter(|w| speculating.contains(&(c.pid, w.context)));
@@ -96,7 +103,11 @@ fn drafts_of(loaded: &Loaded<'_>, calls: &[Call], all: &Sequences) -> Option<(u6
     let speculating: Vec<_> = all.requests.iter().filter(|r| r.steps.iter().any(|s| s.drafted > 0)).collect();
     let (pid, context) = speculating.first().map(|r| (r.pid, r.context))?;
     let own = |c: usize| all.works.get(c).and_then(Option::as_ref).is_none_or(|w| w.context == context);
-    let here = calls.iter().enumerate().filter(|(i, c)| c.pid == pid && !c.cut && !own(*i)).map(|(_, c)| (c.start, c.dur));
+    let here = calls
+        .iter()
+        .enumerate()
+        .filter(|(i, c)| c.pid == pid && !c.cut && !own(*i))
+        .map(|(_, c)| (c.start, c.dur));
     let aside = loaded.aside.iter().filter(|t| t.pid == pid && !t.cut).map(|t| (t.t, t.dur));
     let others: Vec<(i64, u64)> = here.chain(aside).collect();
     let within = |t: i64| {
@@ -125,7 +136,9 @@ fn cost(known: &[(u64, u64)], verify: f64, draft: f64, single: f64) -> Option<Sp
         let time = single + (verify - single).max(0.0) * share + draft * share;
         single / (time / brought(most)) - 1.0
     };
-    let best = (1..=longest.min(256)).map(|n| (n, gain(n))).fold((0, 0.0), |best, now| if now.1 > best.1 { now } else { best });
+    let best = (1..=longest.min(256))
+        .map(|n| (n, gain(n)))
+        .fold((0, 0.0), |best, now| if now.1 > best.1 { now } else { best });
     Some(SpeculationCost {
         with_ns,
         without_ns: single,

@@ -101,7 +101,8 @@ fn two_slots_are_two_requests_and_a_prompt_stalls_the_other() {
     assert_eq!((a.ttft_ns, b.ttft_ns), (Some(40 * MS as u64), Some(121 * MS as u64)));
     // A call that only decodes takes 10 ms: the prompt took 80 and 20 more.
     assert_eq!((a.stalled_ns, b.stalled_ns), (100 * MS as u64, 0));
-    let row = |kind, n| report.batching.rows.iter().find(|r| r.kind == kind && r.sequences == n).expect("a row");
+    let row =
+        |kind, n| report.batching.rows.iter().find(|r| r.kind == kind && r.sequences == n).expect("a row");
     assert_eq!((row(Decode, 2).calls, row(Decode, 2).tokens, report.batching.most), (2, Some(4), 2));
     assert!((row(Decode, 2).tokens_per_s.expect("a rate") - 200.0).abs() < 1e-6);
     assert_eq!(report.sequences.len(), 2);

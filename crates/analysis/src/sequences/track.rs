@@ -66,7 +66,9 @@ impl Tracker {
         let kind = match open {
             _ if encoded => ChunkWork::Encode,
             Some((_, r)) if chunk.tokens == 1 && r.answered() => ChunkWork::Decode,
-            Some((_, r)) if chunk.tokens > 1 && chunk.outputs == chunk.tokens && r.answered() => ChunkWork::Verify,
+            Some((_, r)) if chunk.tokens > 1 && chunk.outputs == chunk.tokens && r.answered() => {
+                ChunkWork::Verify
+            }
             None if late => ChunkWork::Decode,
             _ => ChunkWork::Prefill,
         };
@@ -95,7 +97,9 @@ impl Tracker {
     pub fn memory(&mut self, m: &MemoryCall) {
         let of_context = |key: &SeqKey| key.0 == m.pid && (m.context == 0 || key.1 == m.context);
         let copied = (m.what == MemoryChange::Copy)
-            .then(|| self.states.iter().find(|(k, _)| of_context(k) && k.2 == m.seq).map(|(k, s)| (*k, s.next)))
+            .then(|| {
+                self.states.iter().find(|(k, _)| of_context(k) && k.2 == m.seq).map(|(k, s)| (*k, s.next))
+            })
             .flatten();
         if let Some(((pid, context, _), next)) = copied
             && self.states.len() < SEQUENCES
@@ -136,7 +140,9 @@ fn change(requests: &mut [SeqRequest], state: &mut SeqState, m: &MemoryCall) {
             let moves = |next: &i64| *next > m.from && (m.until < 0 || *next <= m.until);
             state.next = state.next.map(|next| if moves(&next) { next.saturating_add(m.to) } else { next });
         }
-        MemoryChange::Clear | MemoryChange::Keep => (state.fresh, state.next, state.draft) = (true, Some(0), None),
+        MemoryChange::Clear | MemoryChange::Keep => {
+            (state.fresh, state.next, state.draft) = (true, Some(0), None)
+        }
         MemoryChange::Load => (state.fresh, state.next, state.draft) = (true, None, None),
         // Where the next token goes is the program's choice.
         MemoryChange::Divide => state.next = None,

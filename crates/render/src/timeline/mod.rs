@@ -16,10 +16,10 @@ use pfi::record::KernelSource;
 mod beside;
 pub mod chrome;
 mod executed;
-mod sequences;
 pub mod labels;
 pub mod merge;
 pub mod perfetto;
+mod sequences;
 
 use labels::Labels;
 

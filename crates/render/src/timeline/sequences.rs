@@ -81,6 +81,9 @@ fn chunk(
     {
         values.push(("accepted", ArgValue::Count(accepted)));
     }
-    sink.begin(call.start, SliceName::Other { name, category: category::SEQUENCE, values: &values, flow: None })?;
+    sink.begin(
+        call.start,
+        SliceName::Other { name, category: category::SEQUENCE, values: &values, flow: None },
+    )?;
     sink.end(call.end())
 }
