@@ -26,6 +26,7 @@ use crate::recorder::offload::SplitPlans;
 use crate::recorder::phases::OpenPhases;
 use crate::recorder::process_tree::ProcessTree;
 use crate::recorder::qos::ReturnedCall;
+use crate::recorder::requests::RequestCall;
 use crate::recorder::thread_hits::ThreadHit;
 use crate::recorder::ticks::DeviceTicks;
 use ggml::backend_guid;
@@ -408,8 +409,15 @@ impl<W: Write> Drain<W> {
         match c.kind {
             CallKind::Token => {
                 self.totals.calls += 1;
-                let decode = c.width.max(c.n.max(0) as u32) <= 1;
+                let width = c.width.max(c.n.max(0) as u32);
+                let decode = width <= 1;
                 self.totals.decoded += u64::from(decode);
+                // An encoder's calls are no request's.
+                if !cut && c.detail <= 1 {
+                    let end = (device != Device::Unseen).then_some(end);
+                    let (pid, context, start) = (c.tgid, c.object, c.start);
+                    self.process_tree.batch(&RequestCall { pid, run: 0, context, width, start, end });
+                }
                 if !cut && device == Device::Unseen {
                     self.process_tree.unseen(c.tgid, end, decode);
                 } else if !cut {

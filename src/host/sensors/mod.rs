@@ -1,6 +1,7 @@
 //! Values of the machine's sensors during a recording: power, energy, frequencies, temperatures. They are read by a
 //! separate thread, since some drivers are slow.
 
+mod counters;
 mod cpu_times;
 mod find;
 mod found;
@@ -21,6 +22,7 @@ use std::time::Duration;
 
 use self::find::{MAX_SENSORS, find};
 use self::found::{Found, FoundSensor, Roots};
+pub use self::counters::{EnergyCounter, energy_counters};
 pub use self::meter::{MeterError, MeterFile};
 pub use self::offer::offered;
 use crate::host::{capset, usage};
