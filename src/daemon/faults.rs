@@ -34,11 +34,18 @@ impl FaultCounts {
         self.look_with(pids, &|pid| parse(&fs::read(format!("/proc/{pid}/stat")).ok()?));
     }
 
-    fn look_with(&mut self, pids: impl Iterator<Item = u32>, read: &dyn Fn(u32) -> Option<(u64, PageFaults)>) {
+    fn look_with(
+        &mut self,
+        pids: impl Iterator<Item = u32>,
+        read: &dyn Fn(u32) -> Option<(u64, PageFaults)>,
+    ) {
         let mut now: Vec<Looked> = Vec::with_capacity(self.known.len());
         for pid in pids.take(MOST) {
-            let Some((start, faults)) = read(pid).filter(|_| now.iter().all(|p| p.pid != pid)) else { continue };
-            let before = self.known.iter().find(|p| (p.pid, p.start) == (pid, start)).map_or(faults, |p| p.faults);
+            let Some((start, faults)) = read(pid).filter(|_| now.iter().all(|p| p.pid != pid)) else {
+                continue;
+            };
+            let before =
+                self.known.iter().find(|p| (p.pid, p.start) == (pid, start)).map_or(faults, |p| p.faults);
             let all = self.all.get_or_insert_default();
             all.major += faults.major.saturating_sub(before.major);
             all.minor += faults.minor.saturating_sub(before.minor);
@@ -71,7 +78,9 @@ mod tests {
     fn only_growth_counts() {
         let mut counts = FaultCounts::default();
         let look = |counts: &mut FaultCounts, all: &[(u32, u64, u64)]| {
-            let of = |pid| all.iter().find(|p| p.0 == pid).map(|p| (p.1, PageFaults { major: p.2, minor: 10 * p.2 }));
+            let of = |pid| {
+                all.iter().find(|p| p.0 == pid).map(|p| (p.1, PageFaults { major: p.2, minor: 10 * p.2 }))
+            };
             // A process may be in two runs for a moment.
             counts.look_with(all.iter().chain(all).map(|p| p.0), &of);
             counts.all().map(|f| (f.major, f.minor))

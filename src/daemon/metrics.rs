@@ -64,8 +64,12 @@ static EVENTS: Metric = Metric::new(
     Counter,
     "Events of the recordings of a rule, including lost ones.",
 );
-static LOST: Metric =
-    Metric::new("profinfer.events_lost", "{event}", Counter, "Events of the recordings of a rule that were lost.");
+static LOST: Metric = Metric::new(
+    "profinfer.events_lost",
+    "{event}",
+    Counter,
+    "Events of the recordings of a rule that were lost.",
+);
 static TOKENS: Metric = Metric::new("profinfer.tokens", "{token}", Counter, "Tokens decoded.");
 static UNOBSERVED: Metric = Metric::new(
     "profinfer.requests_unobserved",
@@ -172,7 +176,7 @@ fn recordings(state: &ServiceState) -> Vec<Family> {
         (&BYTES, store.bytes),
         (&COUNTED, store.counted),
         (&QUOTA, store.quota),
-        (&REMOVED, store.removed),
+        (&REMOVED, state.files_removed),
     ];
     let mut all: Vec<Family> = whole.into_iter().map(|(metric, n)| metric.alone(Value::Whole(n))).collect();
     let events = || state.totals.events.iter();
@@ -234,8 +238,7 @@ fn network(state: &ServiceState) -> Vec<Family> {
     let (scrapes, exports) = (&network.scrapes, &network.exports);
     let point = |label| move |(name, n): (&'static str, u64)| Point::labelled(label, name, Value::Whole(n));
     let answers = [("metrics", scrapes.served), ("error", scrapes.refused), ("closed", scrapes.closed)];
-    let outcomes =
-        [("accepted", exports.accepted), ("failed", exports.failed), ("dropped", exports.dropped)];
+    let outcomes = [("accepted", exports.accepted), ("failed", exports.failed), ("dropped", exports.dropped)];
     [
         network.listen.as_ref().and_then(|_| SCRAPES.of(answers.into_iter().map(point("answer")))),
         network.endpoint.as_ref().and_then(|_| EXPORTS.of(outcomes.into_iter().map(point("outcome")))),

@@ -33,7 +33,9 @@ impl ModelLabel {
     /// The model of a process: of the files that it has mapped the largest that is one, else the one named by `-m` in its
     /// command line. All unknown: there is none.
     pub fn of(pid: u32) -> ModelLabel {
-        let Ok(root) = open::located(Path::new(&format!("/proc/{pid}/root"))) else { return ModelLabel::default() };
+        let Ok(root) = open::located(Path::new(&format!("/proc/{pid}/root"))) else {
+            return ModelLabel::default();
+        };
         let mapped = largest(mapped(pid).into_iter(), &mut |path| model_file(&root, path));
         let found = mapped.or_else(|| {
             let path = argument(pid)?;
@@ -46,7 +48,8 @@ impl ModelLabel {
     }
 
     fn read(path: &Path, file: Option<File>) -> ModelLabel {
-        let head = file.and_then(|file| general(&mut BufReader::with_capacity(64 << 10, file))).unwrap_or_default();
+        let head =
+            file.and_then(|file| general(&mut BufReader::with_capacity(64 << 10, file))).unwrap_or_default();
         let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
         let stem = name.strip_suffix(".gguf").map(|stem| without_part(stem).to_owned());
         let quantization = head.file_type.and_then(file_type_name).or_else(|| named_type(&name));
@@ -55,7 +58,8 @@ impl ModelLabel {
 
     /// The label with texts that fit into a line.
     pub fn bounded(self) -> ModelLabel {
-        let bound = |text: Option<String>| text.map(|text| plain(&text, NAME)).filter(|text| !text.is_empty());
+        let bound =
+            |text: Option<String>| text.map(|text| plain(&text, NAME)).filter(|text| !text.is_empty());
         ModelLabel { name: bound(self.name), quantization: bound(self.quantization) }
     }
 }
@@ -169,7 +173,8 @@ mod tests {
     fn the_largest_model_is_it() {
         let dir = tempfile::tempdir().expect("a directory");
         let root = open::located(Path::new("/")).expect("a root");
-        let paths: Vec<PathBuf> = ["small", "large", "none", "tiny"].iter().map(|n| dir.path().join(n)).collect();
+        let paths: Vec<PathBuf> =
+            ["small", "large", "none", "tiny"].iter().map(|n| dir.path().join(n)).collect();
         model(&paths[0], "small", 20_000);
         model(&paths[1], "large", 40_000);
         fs::write(&paths[2], vec![0; 80_000]).expect("written");

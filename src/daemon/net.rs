@@ -198,7 +198,8 @@ impl Network {
 
     /// Lets the process go; it sends what it has, and ends.
     fn leave(&mut self) {
-        self.undelivered += self.pending.iter().filter(|p| p.last && p.kind == TextKind::Pushed).count() as u64;
+        self.undelivered +=
+            self.pending.iter().filter(|p| p.last && p.kind == TextKind::Pushed).count() as u64;
         self.pending.clear();
         self.channel = None;
         let (scrapes, exports) = std::mem::take(&mut self.now);
@@ -255,12 +256,17 @@ impl Network {
     }
 
     /// Once a second: passes on the metrics as they are now, as far as they are wanted. Returns what to log.
-    pub fn tick(&mut self, now: Instant, scraped: &dyn Fn() -> String, pushed: &dyn Fn() -> String) -> Option<String> {
+    pub fn tick(
+        &mut self,
+        now: Instant,
+        scraped: &dyn Fn() -> String,
+        pushed: &dyn Fn() -> String,
+    ) -> Option<String> {
         let said = self.revive(now);
         if let Some(otlp) = self.settings.otlp.as_ref().filter(|_| now >= self.push) {
             // Not later each time, but after a pause of the machine not several at once.
             self.push = (self.push + otlp.interval).max(now);
-            self.offer(TextKind::Pushed, &|| pushed());
+            self.offer(TextKind::Pushed, pushed);
         }
         if self.listener.is_some() {
             self.offer(TextKind::Scraped, scraped);
@@ -280,13 +286,15 @@ impl Network {
 
     /// Queues a text, unless the process has not taken the one before: it is not waited for.
     fn offer(&mut self, kind: TextKind, text: &dyn Fn() -> String) {
+        self.flush();
         if self.channel.is_none() || !self.pending.is_empty() {
             self.undelivered += u64::from(kind == TextKind::Pushed);
             return;
         }
         let text = text().into_bytes();
         let parts = text.len().div_ceil(PART);
-        let part = |(i, bytes): (usize, &[u8])| TextPart { kind, last: i + 1 == parts, bytes: bytes.to_vec() };
+        let part =
+            |(i, bytes): (usize, &[u8])| TextPart { kind, last: i + 1 == parts, bytes: bytes.to_vec() };
         self.pending.extend(text.chunks(PART).enumerate().map(part));
     }
 

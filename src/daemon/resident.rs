@@ -105,8 +105,8 @@ pub struct Service<'a> {
     energy: EnergyMeter,
     /// When counting began.
     began: SystemTime,
-    /// Recordings removed from directories and within limits that are not in use any longer.
-    removed_before: u64,
+    /// Recordings removed from the current directory before it was used, and from earlier ones while they were.
+    removed: (Option<u64>, u64),
     control: Control,
     notify: Notify,
     files: StateFiles,
@@ -163,7 +163,7 @@ impl<'a> Service<'a> {
             faults: FaultCounts::default(),
             energy: EnergyMeter::default(),
             began: SystemTime::now(),
-            removed_before: 0,
+            removed: (None, 0),
             control,
             notify: Notify::new(),
             files,
@@ -281,7 +281,10 @@ impl<'a> Service<'a> {
             let mut said = None;
             self.supervisor.reap(&mut |pid| {
                 let measured = self.peaks.reaped(pid, Instant::now());
-                let known = measured.is_some() || self.finder.knows(pid) || self.hooks.is(pid) || self.network.reaped(pid);
+                let known = measured.is_some()
+                    || self.finder.knows(pid)
+                    || self.hooks.is(pid)
+                    || self.network.reaped(pid);
                 said = measured.or(said.take());
                 known
             });
@@ -421,8 +424,9 @@ impl<'a> Service<'a> {
     fn look_at_store(&mut self) {
         match self.store.tidy() {
             Ok(usage) => {
+                let base = *self.removed.0.get_or_insert(usage.removed);
+                self.state.files_removed = self.removed.1 + usage.removed.saturating_sub(base);
                 self.state.store = usage;
-                self.state.store.removed += self.removed_before;
             }
             Err(e) => self.complain(e.to_string()),
         }
@@ -535,8 +539,7 @@ impl<'a> Service<'a> {
         let sizes = |s: &ServiceSettings| (s.quota, s.file_size, s.keep);
         // First everything that may fail: either all of it takes effect or none.
         let control = (old.socket != settings.socket).then(|| Control::bind(&settings.socket)).transpose()?;
-        let network =
-            (old.net != settings.net).then(|| self.network.prepare(&settings.net)).transpose()?;
+        let network = (old.net != settings.net).then(|| self.network.prepare(&settings.net)).transpose()?;
         let elsewhere = (&old.status, &old.metrics) != (&settings.status, &settings.metrics);
         let files =
             elsewhere.then(|| StateFiles::new(&settings.status, settings.metrics.as_deref())).transpose()?;
@@ -545,9 +548,9 @@ impl<'a> Service<'a> {
             if moved {
                 self._only = store.only()?;
             }
-            self.removed_before = self.state.store.removed;
             self.store = store;
             if moved {
+                self.removed = (None, self.state.files_removed);
                 self.affinity.moved(self.store.place_shared());
             }
         }

@@ -55,8 +55,10 @@ pub struct ServiceState {
     pub own: ServiceUsage,
     /// Metrics over the network; None: not wanted.
     pub network: Option<NetworkStatus>,
-    /// Only in the metrics, because they change all the time: what was seen of requests and events, the machine's energy,
-    /// page faults of the recorded processes.
+    /// Only in the metrics, because they change all the time: what was seen of requests and events, recordings removed since
+    /// the service started, the machine's energy, page faults of the recorded processes.
+    #[serde(skip)]
+    pub files_removed: u64,
     #[serde(skip)]
     pub totals: Totals,
     #[serde(skip)]

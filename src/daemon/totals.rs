@@ -30,7 +30,8 @@ pub struct ModelTotals {
 impl ModelTotals {
     /// Adds what a run of this user had.
     pub fn add(&mut self, seen: &ModelTally, uid: u32) {
-        let known = |all: &[(ModelTally, u32)], model: &ModelLabel| all.iter().position(|(m, _)| m.model == *model);
+        let known =
+            |all: &[(ModelTally, u32)], model: &ModelLabel| all.iter().position(|(m, _)| m.model == *model);
         let mut model = seen.model.clone();
         let mut at = known(&self.all, &model);
         let of_user = || self.all.iter().filter(|(_, of)| *of == uid).count();
@@ -93,7 +94,9 @@ mod tests {
         (0..100).for_each(|n| totals.add(&seen(&format!("m{n}")), 1000));
         totals.add(&seen("theirs"), 1001);
         totals.add(&seen("first"), 1001);
-        let of = |name: &str| totals.iter().find(|m| m.model.name.as_deref() == Some(name)).map(|m| m.tally.tokens);
+        let of = |name: &str| {
+            totals.iter().find(|m| m.model.name.as_deref() == Some(name)).map(|m| m.tally.tokens)
+        };
         assert_eq!((of("first"), of("m14"), of("m15"), of("theirs")), (Some(6), Some(3), None, Some(3)));
         assert_eq!(totals.iter().map(|m| m.tally.tokens).sum::<u64>(), 103 * 3);
         assert_eq!(of(OTHER), Some(85 * 3));
@@ -108,7 +111,8 @@ mod tests {
         totals.add_events("a", 5, 1);
         totals.add_events("b", 7, 0);
         totals.add_events("a", 10, 2);
-        let all: Vec<(&str, u64, u64)> = totals.events.iter().map(|e| (e.rule.as_str(), e.seen, e.lost)).collect();
+        let all: Vec<(&str, u64, u64)> =
+            totals.events.iter().map(|e| (e.rule.as_str(), e.seen, e.lost)).collect();
         assert_eq!(all, [("a", 15, 3), ("b", 7, 0)]);
     }
 }

@@ -251,7 +251,9 @@ impl Requests {
         // A call in progress may be the request's.
         let begun = longest.unwrap_or(now);
         let idle = |c: &OpenContext| {
-            c.phase != Phase::Idle && c.last.saturating_add(IDLE_NS) < now && begun > c.last.saturating_add(IDLE_NS / 2)
+            c.phase != Phase::Idle
+                && c.last.saturating_add(IDLE_NS) < now
+                && begun > c.last.saturating_add(IDLE_NS / 2)
         };
         self.end_all(idle, OpenContext::complete);
     }

@@ -230,7 +230,10 @@ mod tests {
         one.miss(Unobserved::Crowded);
         (0..3).for_each(|_| all.add(&one));
         assert_eq!((all.first_token.count(), all.output_token.count(), all.duration.count()), (3, 9, 3));
-        assert_eq!((all.first_token.counts[7], all.output_token.counts[13], all.duration.counts[9]), (3, 3, 3));
+        assert_eq!(
+            (all.first_token.counts[7], all.output_token.counts[13], all.duration.counts[9]),
+            (3, 3, 3)
+        );
         assert_eq!((all.duration.sum_ns, all.unobserved[9]), (3 * ms(3140), 3));
         assert!(!all.is_empty() && all.is_plausible());
         all.duration.counts[16] = u64::MAX;

@@ -86,13 +86,12 @@ mod tests {
         static SEEN: Metric = Metric::new("a.seen", "{run}", Kind::Counter, "Seen.");
         static TIME: Metric = Metric::new("a.time", "s", Kind::Histogram, "Time.");
         let mut histogram = Histogram::default();
-        [5_000_000, 60_000_000, 9_000_000_000].into_iter().for_each(|ns| histogram.observe(&OUTPUT_TOKEN_NS, ns));
+        [5_000_000, 60_000_000, 9_000_000_000]
+            .into_iter()
+            .for_each(|ns| histogram.observe(&OUTPUT_TOKEN_NS, ns));
         let families = [
             UP.alone(Value::Number(0.5)),
-            Family {
-                metric: &SEEN,
-                points: vec![Point::labelled("b.c", "x \"y\"", Value::Whole(u64::MAX))],
-            },
+            Family { metric: &SEEN, points: vec![Point::labelled("b.c", "x \"y\"", Value::Whole(u64::MAX))] },
             TIME.alone(Value::Histogram(Box::new(histogram), &OUTPUT_TOKEN_NS)),
         ];
         let resource = [("service.name".to_owned(), "profinfer".to_owned())];
@@ -105,7 +104,10 @@ mod tests {
         let sum = &metrics[1]["sum"];
         assert_eq!((&sum["isMonotonic"], &sum["aggregationTemporality"]), (&true.into(), &2.into()));
         let point = &sum["dataPoints"][0];
-        assert_eq!((&point["asInt"], &point["startTimeUnixNano"]), (&"9223372036854775807".into(), &"20".into()));
+        assert_eq!(
+            (&point["asInt"], &point["startTimeUnixNano"]),
+            (&"9223372036854775807".into(), &"20".into())
+        );
         assert_eq!(point["attributes"][0], json!({"key": "b.c", "value": {"stringValue": "x \"y\""}}));
         let point = &metrics[2]["histogram"]["dataPoints"][0];
         assert_eq!((&point["count"], &point["sum"]), (&"3".into(), &9.065.into()));

@@ -9,7 +9,8 @@ use crate::daemon::status::ServiceState;
 /// Maximum runs reported.
 const RUNS: usize = 100;
 
-static LEVEL: Metric = Metric::new("profinfer.run_level_info", "", Gauge, "Current recording level of a run.");
+static LEVEL: Metric =
+    Metric::new("profinfer.run_level_info", "", Gauge, "Current recording level of a run.");
 static TOKENS: Metric = Metric::new("profinfer.run_tokens", "{token}", Counter, "Tokens decoded.");
 static TTFT: Metric = Metric::new(
     "profinfer.run_ttft",
@@ -23,14 +24,14 @@ static RATE: Metric = Metric::new(
     Gauge,
     "Tokens decoded per second over the last 10 s of decoding.",
 );
-static COST: Metric = Metric::new(
-    "profinfer.run_cost",
-    "1",
+static COST: Metric =
+    Metric::new("profinfer.run_cost", "1", Gauge, "Estimated recording overhead as a share of token time.");
+static TPOT: Metric = Metric::new(
+    "profinfer.run_tpot",
+    "s",
     Gauge,
-    "Estimated recording overhead as a share of token time.",
+    "Percentiles of the time per decoded token since the run began.",
 );
-static TPOT: Metric =
-    Metric::new("profinfer.run_tpot", "s", Gauge, "Percentiles of the time per decoded token since the run began.");
 
 /// A run's value of a metric.
 type OfRun = fn(&Run) -> Option<Value>;
@@ -59,11 +60,13 @@ pub fn families(state: &ServiceState) -> Vec<Family> {
     let percentiles = |run: &&&Run| {
         let known = ["50", "90", "99"].into_iter().zip(run.tpot_ns);
         let known = known.filter_map(|(percentile, ns)| Some((percentile, seconds(ns?))));
-        known.map(|(percentile, x)| {
-            let mut all = labels(run);
-            all.push(("percentile", percentile.to_owned()));
-            Point::new(all, Value::Number(x))
-        }).collect::<Vec<_>>()
+        known
+            .map(|(percentile, x)| {
+                let mut all = labels(run);
+                all.push(("percentile", percentile.to_owned()));
+                Point::new(all, Value::Number(x))
+            })
+            .collect::<Vec<_>>()
     };
     let tpot = TPOT.of(runs.iter().flat_map(|run| percentiles(&run)));
     OF_RUN.into_iter().filter_map(of).chain(tpot).collect()

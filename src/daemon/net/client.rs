@@ -174,14 +174,16 @@ mod tests {
         assert_eq!(of("HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\n{}", false), None);
         assert_eq!(of("HTTP/1.0 200 OK\r\n\r\n{}", false), None);
         assert_eq!(of("HTTP/1.0 200 OK\r\n\r\n{}", true), some(200, "{}"));
-        let chunked = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1;a=b\r\n{\r\n1\r\n}\r\n0\r\n\r\n";
+        let chunked =
+            "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1;a=b\r\n{\r\n1\r\n}\r\n0\r\n\r\n";
         assert_eq!(of(chunked, false), some(200, "{}"));
         assert_eq!(of(&chunked[..chunked.len() - 5], false), None);
         assert_eq!(of(&format!("HTTP/1.1 100 Continue\r\n\r\n{chunked}"), false), some(200, "{}"));
         assert_eq!(of("HTTP/1.1 204 No Content\r\n\r\n", false), some(204, ""));
         let throttled = parse(b"HTTP/1.1 429 Too Many\r\nRetry-After: 7\r\nContent-Length: 0\r\n\r\n", false);
         assert_eq!(throttled.and_then(|r| r.retry_after).as_deref(), Some("7"));
-        for wrong in ["", "HTTP/1.1 200 OK\r\n", "SSH-2.0\r\n\r\n", "HTTP/1.1 x\r\n\r\n", "HTTP/1.1\r\n\r\n"] {
+        for wrong in ["", "HTTP/1.1 200 OK\r\n", "SSH-2.0\r\n\r\n", "HTTP/1.1 x\r\n\r\n", "HTTP/1.1\r\n\r\n"]
+        {
             assert_eq!(of(wrong, true), None, "{wrong:?}");
         }
         let endless = [b"HTTP/1.1 200 OK\r\n\r\n".as_slice(), &vec![b'x'; 2 * BODY]].concat();

@@ -36,9 +36,10 @@ impl Endpoint {
         if authority.contains('@') {
             return Err("a user name cannot be part of it: use otlp-headers".into());
         }
-        let (host, port) = authority.rsplit_once(':').filter(|(_, port)| !port.contains(']')).ok_or_else(|| {
-            format!("the port is missing: http://{authority}:4318{path} is the usual one")
-        })?;
+        let (host, port) = authority
+            .rsplit_once(':')
+            .filter(|(_, port)| !port.contains(']'))
+            .ok_or_else(|| format!("the port is missing: http://{authority}:4318{path} is the usual one"))?;
         let port = port.parse().ok().filter(|port| *port != 0).ok_or_else(wanted)?;
         let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
         let host = bare.unwrap_or(host);
@@ -105,7 +106,9 @@ pub fn header(text: &str) -> Result<(String, String), String> {
     let (name, value) = pair(text)?;
     let of_name = |c: char| c.is_ascii_alphanumeric() || "!#$%&'*+-.^_`|~".contains(c);
     if !name.chars().all(of_name) || value.chars().any(|c| !(' '..='~').contains(&c)) {
-        return Err("a header has letters, digits and '-' in its name, and printable ASCII in its value".into());
+        return Err(
+            "a header has letters, digits and '-' in its name, and printable ASCII in its value".into()
+        );
     }
     if OURS.contains(&name.to_ascii_lowercase().as_str()) {
         return Err(format!("{name} is set by profinfer"));
@@ -128,7 +131,9 @@ pub fn attribute(text: &str) -> Result<(String, String), String> {
 fn pair(text: &str) -> Result<(String, String), String> {
     let parts = text.split_once('=').map(|(name, value)| (name.trim(), value.trim()));
     let parts = parts.filter(|(name, value)| !name.is_empty() && !value.is_empty() && text.len() <= 4096);
-    parts.map(|(name, value)| (name.to_owned(), value.to_owned())).ok_or_else(|| "expected NAME=VALUE".to_owned())
+    parts
+        .map(|(name, value)| (name.to_owned(), value.to_owned()))
+        .ok_or_else(|| "expected NAME=VALUE".to_owned())
 }
 
 #[cfg(test)]
@@ -176,7 +181,10 @@ mod tests {
         for wrong in ["x", "=y", "x=", "a b=c", "x=a\r\nHost: y", "Host=x", "content-LENGTH=3", "x=\u{e9}"] {
             assert!(header(wrong).is_err(), "{wrong:?}");
         }
-        assert_eq!(attribute("deployment.environment.name=pr\u{f6}d"), pair(("deployment.environment.name", "pr\u{f6}d")));
+        assert_eq!(
+            attribute("deployment.environment.name=pr\u{f6}d"),
+            pair(("deployment.environment.name", "pr\u{f6}d"))
+        );
         assert!(attribute("a=\n").is_err() && attribute("a=b\nc").is_err());
     }
 }

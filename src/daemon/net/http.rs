@@ -95,11 +95,14 @@ pub fn answer(head: &[u8], text: Option<&Arc<[u8]>>) -> Answer {
     let line = std::str::from_utf8(line.strip_suffix(b"\r").unwrap_or(line)).unwrap_or_default();
     let words: Vec<&str> = line.split(' ').collect();
     let (method, target) = match words.as_slice() {
-        [method, target, "HTTP/1.1" | "HTTP/1.0"] if !method.is_empty() && !target.is_empty() => (*method, *target),
+        [method, target, "HTTP/1.1" | "HTTP/1.0"] if !method.is_empty() && !target.is_empty() => {
+            (*method, *target)
+        }
         _ => return Answer::error("400 Bad Request", "", "not a request of HTTP/1.1\n"),
     };
     // A proxy asks for a complete address.
-    let path = target.strip_prefix("http://").map_or(target, |rest| rest.find('/').map_or("/", |at| &rest[at..]));
+    let path =
+        target.strip_prefix("http://").map_or(target, |rest| rest.find('/').map_or("/", |at| &rest[at..]));
     let path = path.split(['?', '#']).next().unwrap_or_default();
     if path != "/metrics" {
         return Answer::error("404 Not Found", "", "the metrics are at /metrics\n");
@@ -185,7 +188,8 @@ impl Server {
                     }
                 }
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => return,
-                Err(e) if matches!(e.kind(), io::ErrorKind::Interrupted | io::ErrorKind::ConnectionAborted) => {}
+                Err(e)
+                    if matches!(e.kind(), io::ErrorKind::Interrupted | io::ErrorKind::ConnectionAborted) => {}
                 // No more descriptors.
                 Err(_) => self.pause = Some(now + REFUSED),
             }
@@ -205,7 +209,12 @@ impl Server {
 
 impl Connection {
     /// Goes on as far as it can now. False: it is over.
-    fn turn(&mut self, text: Option<&Arc<[u8]>>, counts: &mut ScrapeCounts, now: Instant) -> io::Result<bool> {
+    fn turn(
+        &mut self,
+        text: Option<&Arc<[u8]>>,
+        counts: &mut ScrapeCounts,
+        now: Instant,
+    ) -> io::Result<bool> {
         if matches!(self.phase, Phase::Asks) && !self.ask(text, now)? {
             return Ok(now < self.until);
         }
@@ -311,8 +320,18 @@ mod tests {
         begins("GET http://a:1 HTTP/1.1\r\n\r\n", "HTTP/1.1 404 ");
         begins("GET / HTTP/1.1\r\n\r\n", "HTTP/1.1 404 ");
         begins("GET /metrics/../etc/passwd HTTP/1.1\r\n\r\n", "HTTP/1.1 404 ");
-        assert!(begins("POST /metrics HTTP/1.1\r\n\r\n", "HTTP/1.1 405 ").contains("\r\nAllow: GET, HEAD\r\n"));
-        for wrong in ["", "\r\n\r\n", "GET", "GET /metrics", "GET  /metrics HTTP/1.1", "GET /metrics HTTP/2", "\u{1}\u{2}"] {
+        assert!(
+            begins("POST /metrics HTTP/1.1\r\n\r\n", "HTTP/1.1 405 ").contains("\r\nAllow: GET, HEAD\r\n")
+        );
+        for wrong in [
+            "",
+            "\r\n\r\n",
+            "GET",
+            "GET /metrics",
+            "GET  /metrics HTTP/1.1",
+            "GET /metrics HTTP/2",
+            "\u{1}\u{2}",
+        ] {
             begins(wrong, "HTTP/1.1 400 ");
         }
         assert!(of("GET /metrics HTTP/1.1\r\n\r\n", None).starts_with("HTTP/1.1 503 "));
@@ -331,7 +350,8 @@ mod tests {
         }
 
         fn client(&self) -> TcpStream {
-            let client = TcpStream::connect(self.server.listener.local_addr().expect("bound")).expect("connected");
+            let client =
+                TcpStream::connect(self.server.listener.local_addr().expect("bound")).expect("connected");
             client.set_nonblocking(true).expect("set");
             client
         }

@@ -85,7 +85,8 @@ struct Work {
 /// The main loop, until the service is gone.
 fn be(channel: Channel, listener: Option<TcpListener>, settings: &NetSettings) {
     let mut said = Vec::new();
-    let mut noted = |done: io::Result<Server>| done.map_err(|e| said.push(format!("cannot listen: {e}"))).ok();
+    let mut noted =
+        |done: io::Result<Server>| done.map_err(|e| said.push(format!("cannot listen: {e}"))).ok();
     let server = listener.and_then(|listener| noted(Server::new(listener)));
     let pusher = settings.otlp.clone().and_then(|otlp| {
         Pusher::start(otlp).map_err(|e| said.push(format!("cannot push: no thread: {e}"))).ok()

@@ -41,13 +41,18 @@ fn metrics_are_scraped_and_pushed_and_the_end_is_seen() {
     let settings = NetSettings { listen: Some("127.0.0.1:0".parse().expect("one")), otlp: Some(otlp) };
     let said = network.apply(network.prepare(&settings).expect("it can be used"));
     let address = network.status().and_then(|s| s.listen).expect("an address");
-    assert!(said[0].contains(&format!("http://{address}/metrics")) && said[1].contains("/v1/metrics"), "{said:?}");
+    assert!(
+        said[0].contains(&format!("http://{address}/metrics")) && said[1].contains("/v1/metrics"),
+        "{said:?}"
+    );
     // Longer than several messages.
     let text = "a 1\n".repeat(100_000);
     until("the text is there", || {
         network.tick(Instant::now(), &|| text.clone(), &|| "{}".into());
         scrape(&address).ends_with(&text)
     });
+    std::thread::sleep(Duration::from_millis(2));
+    network.tick(Instant::now(), &|| text.clone(), &|| "{}".into());
     let (mut stream, _) = receiver.accept().expect("it is pushed");
     let mut request = [0; 4096];
     let n = stream.read(&mut request).expect("a request");
@@ -71,7 +76,10 @@ fn metrics_are_scraped_and_pushed_and_the_end_is_seen() {
     network.end(&|| "{}".into());
     drop(network);
     // SAFETY: waits for the child that was started above.
-    until("it ends", || unsafe { libc::waitpid(pid as i32, std::ptr::null_mut(), libc::WNOHANG) } == pid as i32);
+    until(
+        "it ends",
+        || unsafe { libc::waitpid(pid as i32, std::ptr::null_mut(), libc::WNOHANG) } == pid as i32,
+    );
     assert!(TcpStream::connect(&address).is_err(), "nobody listens any longer");
 }
 
@@ -127,7 +135,10 @@ fn an_address_in_use_is_refused_with_a_hint() {
     let address = taken.local_addr().expect("bound");
     let settings = NetSettings { listen: Some(address), otlp: None };
     let why = Network::new().prepare(&settings).err().expect("it is taken").to_string();
-    assert!(why.starts_with(&format!("cannot listen on {address}: ")) && why.contains("another port"), "{why}");
+    assert!(
+        why.starts_with(&format!("cannot listen on {address}: ")) && why.contains("another port"),
+        "{why}"
+    );
     let none = NetError { address, source: io::Error::from_raw_os_error(libc::EAFNOSUPPORT) };
     assert!(none.to_string().contains("docs/SERVICE.md"), "{none}");
 }

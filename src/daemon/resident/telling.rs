@@ -35,7 +35,8 @@ impl Service<'_> {
     pub(super) fn end_network(&mut self) {
         let (state, per_process) = (&self.state, self.settings.per_process);
         let otlp = self.settings.net.otlp.as_ref();
-        self.network.end(&|| otlp.map(|otlp| export(state, per_process, otlp, self.began)).unwrap_or_default());
+        self.network
+            .end(&|| otlp.map(|otlp| export(state, per_process, otlp, self.began)).unwrap_or_default());
     }
 
     /// Takes what the network's process reports.
@@ -64,9 +65,9 @@ fn resource(state: &ServiceState, given: &[(String, String)]) -> Vec<(String, St
         ("host.name", host.trim()),
         ("os.type", "linux"),
     ];
-    let known = known.into_iter().filter(|(name, value)| {
-        !value.is_empty() && given.iter().all(|(given, _)| given != name)
-    });
+    let known = known
+        .into_iter()
+        .filter(|(name, value)| !value.is_empty() && given.iter().all(|(given, _)| given != name));
     known.map(|(name, value)| (name.to_owned(), value.to_owned())).chain(given.iter().cloned()).collect()
 }
 
@@ -79,7 +80,8 @@ mod tests {
         let state = ServiceState::new("1.2");
         let given = [("host.name".to_owned(), "board-7".to_owned()), ("a".to_owned(), "b".to_owned())];
         let all = resource(&state, &given);
-        let of = |name: &str| all.iter().filter(|(n, _)| n == name).map(|(_, v)| v.as_str()).collect::<Vec<_>>();
+        let of =
+            |name: &str| all.iter().filter(|(n, _)| n == name).map(|(_, v)| v.as_str()).collect::<Vec<_>>();
         assert_eq!((of("host.name"), of("a")), (vec!["board-7"], vec!["b"]));
         assert_eq!((of("service.name"), of("service.version")), (vec!["profinfer"], vec!["1.2"]));
     }

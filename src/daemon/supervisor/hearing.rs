@@ -13,8 +13,8 @@ use crate::daemon::facts;
 use crate::daemon::known::{KnownRun, RunPhase};
 use crate::daemon::later::RecorderKey;
 use crate::daemon::lines::plain;
-use crate::daemon::totals::ModelTally;
 use crate::daemon::run::{PROCESSES, Run, is_file_name};
+use crate::daemon::totals::ModelTally;
 use crate::daemon::trigger::Fired;
 use std::time::Duration;
 

@@ -20,9 +20,9 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, s
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+pub use self::counters::{EnergyCounter, energy_counters};
 use self::find::{MAX_SENSORS, find};
 use self::found::{Found, FoundSensor, Roots};
-pub use self::counters::{EnergyCounter, energy_counters};
 pub use self::meter::{MeterError, MeterFile};
 pub use self::offer::offered;
 use crate::host::{capset, usage};

@@ -163,18 +163,14 @@ fn what_was_not_seen_is_not_observed() {
     calls.requests.call(&call);
     calls.requests.call(&call);
     calls.of(2, &[0, 0, 1]);
-    assert_eq!(
-        calls.counts(),
-        ([0, 0, 0], vec![("batch size unknown", 1), ("end on device not seen", 1)])
-    );
+    assert_eq!(calls.counts(), ([0, 0, 0], vec![("batch size unknown", 1), ("end on device not seen", 1)]));
 }
 
 #[test]
 fn many_contexts_are_bounded() {
     let mut calls = Calls::new();
     for context in 0..MOST as u64 + 3 {
-        let call =
-            RequestCall { pid: context as u32, run: 7, context, width: 100, start: 5, end: Some(10) };
+        let call = RequestCall { pid: context as u32, run: 7, context, width: 100, start: 5, end: Some(10) };
         calls.requests.call(&call);
     }
     assert_eq!(calls.counts(), ([0, 0, 0], vec![("too many contexts", 3)]));

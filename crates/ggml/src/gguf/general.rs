@@ -71,7 +71,8 @@ pub fn named_type(file: &str) -> Option<&'static str> {
     let has = |name: &str| {
         upper.match_indices(name).any(|(at, _)| {
             let (before, after) = (upper.get(..at), upper.get(at + name.len()..));
-            !is_part(before.and_then(|s| s.chars().next_back())) && !is_part(after.and_then(|s| s.chars().next()))
+            !is_part(before.and_then(|s| s.chars().next_back()))
+                && !is_part(after.and_then(|s| s.chars().next()))
         })
     };
     FILE_TYPES.iter().map(|(_, name)| *name).filter(|name| has(name)).max_by_key(|name| name.len())

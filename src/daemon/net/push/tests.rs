@@ -18,23 +18,26 @@ fn receiver(answers: Vec<String>) -> (OtlpSettings, std::thread::JoinHandle<Vec<
         attributes: Vec::new(),
     };
     let thread = std::thread::spawn(move || {
-        answers.into_iter().map(|answer| {
-            let (mut stream, _) = listener.accept().expect("a connection");
-            let (mut all, mut bytes) = (String::new(), [0; 1024]);
-            loop {
-                let n = stream.read(&mut bytes).expect("a request");
-                all.push_str(std::str::from_utf8(&bytes[..n]).expect("text"));
-                let Some((head, body)) = all.split_once("\r\n\r\n") else { continue };
-                let length = head.lines().find_map(|l| l.strip_prefix("Content-Length: "));
-                if body.len() == length.and_then(|n| n.parse().ok()).unwrap_or(0) {
-                    break;
+        answers
+            .into_iter()
+            .map(|answer| {
+                let (mut stream, _) = listener.accept().expect("a connection");
+                let (mut all, mut bytes) = (String::new(), [0; 1024]);
+                loop {
+                    let n = stream.read(&mut bytes).expect("a request");
+                    all.push_str(std::str::from_utf8(&bytes[..n]).expect("text"));
+                    let Some((head, body)) = all.split_once("\r\n\r\n") else { continue };
+                    let length = head.lines().find_map(|l| l.strip_prefix("Content-Length: "));
+                    if body.len() == length.and_then(|n| n.parse().ok()).unwrap_or(0) {
+                        break;
+                    }
                 }
-            }
-            assert!(all.starts_with("POST /v1/metrics HTTP/1.1\r\n"), "{all}");
-            assert!(all.contains("\r\nX-Key: secret\r\n") && all.contains("application/json"), "{all}");
-            stream.write_all(answer.as_bytes()).expect("answered");
-            all.split_once("\r\n\r\n").expect("a body").1.to_owned()
-        }).collect()
+                assert!(all.starts_with("POST /v1/metrics HTTP/1.1\r\n"), "{all}");
+                assert!(all.contains("\r\nX-Key: secret\r\n") && all.contains("application/json"), "{all}");
+                stream.write_all(answer.as_bytes()).expect("answered");
+                all.split_once("\r\n\r\n").expect("a body").1.to_owned()
+            })
+            .collect()
     });
     (settings, thread)
 }
@@ -74,7 +77,11 @@ fn what_fails_for_a_while_is_sent_again_and_what_is_refused_is_not() {
     assert_eq!(pusher.report().0, counts);
     let has = |what: &str| lines.iter().filter(|line| line.contains(what)).count();
     assert_eq!(lines.len(), 5, "{lines:#?}");
-    assert_eq!([has("status 503: busy; trying again"), has("status 429; trying again")], [1, 1], "{lines:#?}");
+    assert_eq!(
+        [has("status 503: busy; trying again"), has("status 429; trying again")],
+        [1, 1],
+        "{lines:#?}"
+    );
     assert_eq!([has("takes metrics again"), has("bad \\u{1b} data; not tried again")], [1, 1], "{lines:#?}");
     assert_eq!(has("has rejected 3 values: too old"), 1, "{lines:#?}");
     pusher.finish(Duration::from_secs(60));
@@ -86,7 +93,8 @@ fn the_queue_is_bounded_and_its_newest_is_sent_at_the_end() {
     // Nothing listens there yet.
     let (mut settings, received) = receiver(vec![answer(200, "", "")]);
     let reached = settings.endpoint.port;
-    settings.endpoint.port = TcpListener::bind("127.0.0.1:0").expect("one").local_addr().expect("bound").port();
+    settings.endpoint.port =
+        TcpListener::bind("127.0.0.1:0").expect("one").local_addr().expect("bound").port();
     let lost = Pusher::start(settings.clone()).expect("a thread");
     (0..2 * WAITING).for_each(|n| lost.push(n.to_string().into_bytes()));
     let lines = wait_for(&lost, &|counts| counts.dropped >= WAITING as u64 - 1);
@@ -136,7 +144,13 @@ fn waits_grow_and_differ() {
     assert!(some.len() > 10);
     assert_eq!(date("Sun, 06 Nov 1994 08:49:37 GMT"), Some(784_111_777));
     assert_eq!(date("Tue, 29 Feb 2028 00:00:00 GMT"), Some(1_835_395_200));
-    for wrong in ["", "Sun, 06 Nov 1994 08:49:37", "Sun, 00 Nov 1994 08:49:37 GMT", "a b c d e f g GMT", "Sun, 06 Nov 0 0:0:0 GMT"] {
+    for wrong in [
+        "",
+        "Sun, 06 Nov 1994 08:49:37",
+        "Sun, 00 Nov 1994 08:49:37 GMT",
+        "a b c d e f g GMT",
+        "Sun, 06 Nov 0 0:0:0 GMT",
+    ] {
         assert_eq!(date(wrong), None, "{wrong}");
     }
 }
