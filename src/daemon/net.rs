@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use self::endpoint::OtlpSettings;
+use self::endpoint::NetSettings;
 use self::http::ScrapeCounts;
 use self::push::ExportCounts;
 use super::channel::Channel;
@@ -30,14 +30,6 @@ const PART: usize = 32 << 10;
 const TEXT: usize = 600;
 /// Pause before a process that has ended is replaced.
 const AGAIN: Duration = Duration::from_secs(5);
-
-/// What is wanted of the network.
-#[derive(Debug, Clone, Default, PartialEq)]
-pub struct NetSettings {
-    /// Where scrapers may ask.
-    pub listen: Option<SocketAddr>,
-    pub otlp: Option<OtlpSettings>,
-}
 
 /// The address cannot be used.
 #[derive(Debug, thiserror::Error)]

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::net::NetSettings;
+use super::net::endpoint::NetSettings;
 use super::rules::Rule;
 
 /// Minimum file size: a run's header and its first blocks fit many times.

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use self::network::{METRICS, OTLP, OTLP_PREFIX};
 use self::values::{
-    absolute, address, cpu_choice, hook_time, hook_word, max_concurrent, name, prom, recorders,
+    absolute, add, address, cpu_choice, got, hook_time, hook_word, max_concurrent, name, prom, recorders,
     sample_one_in, timeout, tokens, unless_never,
 };
 use super::toml::TomlTable;
@@ -590,24 +590,6 @@ fn service(all: &Args, wrong: &mut Vec<String>) -> ServiceSettings {
         recorder_timeout: silence.unwrap_or(built_in.recorder_timeout),
         rules: Vec::new(),
         warnings: Vec::new(),
-    }
-}
-
-/// The parsed value; a mistake is added to `wrong`.
-fn got<T>(read: Result<T, Usage>, wrong: &mut Vec<String>) -> Option<T> {
-    match read {
-        Ok(value) => Some(value),
-        Err(usage) => {
-            usage.mistakes().iter().for_each(|mistake| add(wrong, mistake.clone()));
-            None
-        }
-    }
-}
-
-/// Adds a mistake once: one above all headings is wrong for every rule.
-fn add(wrong: &mut Vec<String>, mistake: String) {
-    if !wrong.contains(&mistake) {
-        wrong.push(mistake);
     }
 }
 

@@ -85,6 +85,14 @@ pub struct OtlpSettings {
     pub attributes: Vec<(String, String)>,
 }
 
+/// What is wanted of the network.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct NetSettings {
+    /// Where scrapers may ask.
+    pub listen: Option<SocketAddr>,
+    pub otlp: Option<OtlpSettings>,
+}
+
 /// Reads the address to listen on: `127.0.0.1:9464`, `[::1]:9464`, `localhost:9464`. Port 0: any free one.
 ///
 /// # Errors

@@ -10,9 +10,10 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
 
+use super::endpoint::NetSettings;
 use super::http::Server;
 use super::push::Pusher;
-use super::{NetReport, NetSettings, TextKind, TextPart};
+use super::{NetReport, TextKind, TextPart};
 use crate::daemon::channel::Channel;
 use crate::daemon::recorder::{Leave, call_itself, close_all_but};
 use crate::host::{capset, ready};

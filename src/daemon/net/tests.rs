@@ -3,7 +3,7 @@
 use std::io::{Read, Write};
 use std::net::TcpStream;
 
-use super::endpoint::Endpoint;
+use super::endpoint::{Endpoint, OtlpSettings};
 use super::*;
 
 /// Calls until something is true.

@@ -2,11 +2,10 @@
 
 use std::time::Duration;
 
-use super::{add, got};
+use super::values::{add, got};
 use crate::cli::args::{Args, Flag, FlagGroup};
 use crate::cli::values::span;
-use crate::daemon::net::NetSettings;
-use crate::daemon::net::endpoint::{Endpoint, OtlpSettings, attribute, header, listen_address};
+use crate::daemon::net::endpoint::{Endpoint, NetSettings, OtlpSettings, attribute, header, listen_address};
 
 /// Keys of `[metrics]`.
 pub const METRICS: FlagGroup = FlagGroup {

@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::super::read;
 use super::*;
 use crate::cli::args::Parsed;
-use crate::daemon::net::NetSettings;
+use crate::daemon::net::endpoint::NetSettings;
 use pfi::record::Level;
 
 /// The settings from a text, below a command line and an environment.
