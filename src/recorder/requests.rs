@@ -11,7 +11,8 @@ use super::tally::{ObservedRequest, RequestTally, Unobserved};
 const MOST: usize = 512;
 /// A request is over when its context was not called for this long, ns.
 const IDLE_NS: u64 = 10_000_000_000;
-/// Tokens per call of a long prompt (`n_batch`) are a multiple of this.
+/// Calls of more tokens than this are prompts, or parts of one: no more sequences are decoded at a time, and no more tokens
+/// drafted, as a rule. Tokens per call of a long prompt (`n_batch`) are a multiple of it.
 const PART: u32 = 32;
 /// A short prompt that follows a token after less than this, ns, cannot be told from a check of drafted tokens.
 const PAUSE_NS: u64 = 50_000_000;
@@ -95,7 +96,7 @@ impl OpenContext {
     fn several(&mut self, call: &RequestCall, end: u64, tally: &mut RequestTally) {
         let check = call.width <= PART && call.start.saturating_sub(self.last) < PAUSE_NS;
         match self.phase {
-            Phase::Prompt if self.width.is_multiple_of(PART) && call.width <= self.width => {}
+            Phase::Prompt if call.width > PART || self.width.is_multiple_of(PART) => {}
             Phase::Prompt => return self.miss(Unobserved::Sequences, tally),
             Phase::Decode | Phase::Unknown if check => return self.miss(Unobserved::Sequences, tally),
             Phase::Decode => {
@@ -281,6 +282,11 @@ impl Requests {
         for open in self.open.iter_mut().filter(|c| of(c)) {
             end(open, tally_of(&mut self.tallies, open.run));
         }
+    }
+
+    /// Counts a request that another source has seen completely, for a run given by its first process.
+    pub fn observe(&mut self, run: u32, request: &ObservedRequest<'_>) {
+        tally_of(&mut self.tallies, run).observe_request(request);
     }
 
     /// The sums of the next run, since they were last taken.

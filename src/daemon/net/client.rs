@@ -163,6 +163,17 @@ fn join(mut bytes: &[u8]) -> (Vec<u8>, bool) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn any_answer_is_read_or_refused(body in proptest::collection::vec(any::<u8>(), 0..300), chunked: bool, length: u64) {
+            let _ = parse(&body, true);
+            let how = if chunked { "Transfer-Encoding: chunked".into() } else { format!("Content-Length: {length}") };
+            let all = [format!("HTTP/1.1 200 OK\r\n{how}\r\n\r\n").as_bytes(), &body].concat();
+            prop_assert!(parse(&all, true).is_none_or(|r| r.status == 200 && r.body.len() <= body.len()));
+        }
+    }
 
     #[test]
     fn responses_of_all_forms_are_read() {

@@ -289,6 +289,7 @@ impl Connection {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
 
     fn text() -> Arc<[u8]> {
         b"a 1\n".as_slice().into()
@@ -335,6 +336,18 @@ mod tests {
             begins(wrong, "HTTP/1.1 400 ");
         }
         assert!(of("GET /metrics HTTP/1.1\r\n\r\n", None).starts_with("HTTP/1.1 503 "));
+    }
+
+    proptest! {
+        #[test]
+        fn any_request_has_an_answer(head in proptest::collection::vec(any::<u8>(), 0..300), cut in 0usize..40) {
+            let known = b"GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n";
+            for head in [&head[..], &[&known[..cut.min(known.len())], &head].concat()] {
+                let answer = answer(head, Some(&text()));
+                prop_assert!(answer.head.starts_with(b"HTTP/1.1 ") && answer.head.ends_with(b"\r\n\r\n"));
+                prop_assert!(end_of_head(head).is_none_or(|end| end <= head.len()));
+            }
+        }
     }
 
     struct Played {

@@ -67,6 +67,20 @@ fn a_request_is_a_prompt_and_its_tokens() {
 }
 
 #[test]
+fn a_prompt_comes_in_parts() {
+    // The rest of a whole number of batches is short; a server may take the last 512 tokens by themselves.
+    for parts in [&[2048, 2048, 7][..], &[64, 1], &[300, 512], &[32, 32, 2]] {
+        let mut calls = Calls::new();
+        calls.of(1, parts).of(1, &[1, 1]).requests.exit(7);
+        assert_eq!(calls.counts().0[2], 1, "{parts:?}");
+        assert_eq!(calls.counts().1, vec![], "{parts:?}");
+    }
+    let mut calls = Calls::new();
+    calls.of(1, &[300, 7, 1, 1]).requests.exit(7);
+    assert_eq!(calls.counts(), ([0, 0, 0], vec![("several sequences", 1)]));
+}
+
+#[test]
 fn a_server_at_rest_has_ended_its_last_request() {
     let mut calls = Calls::new();
     calls.of(1, &[100, 1, 1]);
