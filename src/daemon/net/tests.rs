@@ -123,8 +123,8 @@ fn a_process_that_dies_is_replaced_and_counts_go_on() {
     assert_ne!(network.pid(), Some(old as u32));
     let new = network.pid().expect("a process") as i32;
     drop(network);
-    // SAFETY: waits for the children that were started above.
     for pid in [old, new] {
+        // SAFETY: waits for a child that was started above.
         unsafe { libc::waitpid(pid, std::ptr::null_mut(), 0) };
     }
 }
