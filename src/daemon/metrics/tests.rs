@@ -386,7 +386,7 @@ fn samples_for_other_programs() {
     let Some(dir) = std::env::var_os("PROFINFER_METRICS_SAMPLES") else { return };
     let dir = std::path::Path::new(&dir);
     let write = |name: &str, text: &str| std::fs::write(dir.join(name), text).expect("written");
-    for (name, requests) in [("a-0", 3u32), ("a-1", 40), ("b-0", 0), ("b-1", 20)] {
+    for (name, requests) in [("a-0", 3u32), ("a-1", 40), ("b-0", 2), ("b-1", 20)] {
         let mut state = state();
         state.energy = vec![EnergyUsed { id: "package-0".into(), kind: "cpu", joules: f64::from(requests) }];
         state.faults = Some(PageFaults { major: 1, minor: u64::from(requests) });
