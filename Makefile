@@ -105,7 +105,7 @@ unit: fixtures driver ## run unit tests and the tests that need no live engine
 
 test-service: layers | setup ## test the service: unit, init scripts, scripts for boards, Debian package, and its metrics with Prometheus
 	$(call say,files of the service)
-	$(CARGO) test --locked --no-run --test plain
+	$(CARGO) test --locked --no-run --lib --test plain
 	python3 tests/service/files.py
 	python3 tests/service/installing.py
 	python3 tests/service/metrics.py
