@@ -12,11 +12,10 @@ mod processes;
 mod tests;
 
 use self::family::Kind::{Counter, Gauge, Histogram};
-use self::family::{Family, Label, Metric, Point, Value};
+use self::family::{Families, Family, Label, Metric, Value};
 use super::model::ModelLabel;
 use super::status::{ServicePhase, ServiceState};
-use super::totals::ModelTally;
-use crate::recorder::tally::{self, DURATION_NS, FIRST_TOKEN_NS, OUTPUT_TOKEN_NS, Unobserved};
+use crate::recorder::tally::{self, DURATION_NS, FIRST_TOKEN_NS, OUTPUT_TOKEN_NS, RequestTally, Unobserved};
 
 static UP: Metric = Metric::new("profinfer.up", "", Gauge, "1 while the service runs.");
 static BUILD: Metric = Metric::new("profinfer.build_info", "", Gauge, "Version of the service.");
@@ -113,6 +112,15 @@ static REJECTED: Metric = Metric::new(
     "Values that a receiver has not taken from exports it accepted.",
 );
 
+/// A histogram of requests: the metric, its bounds, and where it is.
+type OfRequests = (&'static Metric, &'static [u64], fn(&RequestTally) -> tally::Histogram);
+
+static HISTOGRAMS: [OfRequests; 3] = [
+    (&FIRST_TOKEN, &FIRST_TOKEN_NS, |t| t.first_token),
+    (&OUTPUT_TOKEN, &OUTPUT_TOKEN_NS, |t| t.output_token),
+    (&DURATION, &DURATION_NS, |t| t.duration),
+];
+
 /// The convention has no name for what cannot be seen from outside: whether a server was asked for a chat.
 const OPERATION: (&str, &str) = ("gen_ai.operation.name", "text_completion");
 const PROVIDER: (&str, &str) = ("gen_ai.provider.name", "ggml");
@@ -120,131 +128,126 @@ const PROVIDER: (&str, &str) = ("gen_ai.provider.name", "ggml");
 /// All metrics. With `per_process`, those of each process, which cannot be added up and whose number is not that of the
 /// models, too.
 pub fn families(state: &ServiceState, per_process: bool) -> Vec<Family> {
-    let mut all = service(state);
-    all.extend(recordings(state));
-    all.extend(requests(state));
-    all.extend(hardware(state));
-    all.extend(network(state));
+    let mut out = Families::default();
+    service(&mut out, state);
+    recordings(&mut out, state);
+    requests(&mut out, state);
+    hardware(&mut out, state);
+    network(&mut out, state);
     if per_process {
-        all.extend(processes::families(state));
+        processes::add(&mut out, state);
     }
-    all
+    out.0
 }
 
-fn service(state: &ServiceState) -> Vec<Family> {
+fn service(out: &mut Families, state: &ServiceState) {
     let counts = &state.counts;
-    let phases = [
+    out.count(&UP, None, 1);
+    out.count(&BUILD, Some(("version", &state.version)), 1);
+    for (name, phase) in [
         ("waiting", ServicePhase::Waiting),
         ("recording", ServicePhase::Recording),
         ("stopping", ServicePhase::Stopping),
-    ];
-    let phase = |(name, phase): (&str, ServicePhase)| {
-        Point::labelled("state", name, Value::Whole(u64::from(state.state == phase)))
-    };
-    let outcomes = [
+    ] {
+        out.count(&STATE, Some(("state", name)), u64::from(state.state == phase));
+    }
+    out.count(&WRONG, None, state.configuration.errors.len() as u64);
+    out.count(&RUNS_SEEN, None, counts.seen);
+    for (name, n) in [
         ("recorded", counts.recorded),
         ("left out by rule", state.totals.left.ignored),
         ("left out by sample_one_in", state.totals.left.sampled),
         ("left out by max_concurrent", counts.max_concurrent),
         ("missed", counts.missed),
         ("over budget", counts.over_budget),
-    ];
-    let outcomes = outcomes.into_iter().map(|(name, n)| Point::labelled("outcome", name, Value::Whole(n)));
-    let own = &state.own;
-    [
-        Some(UP.alone(Value::Whole(1))),
-        BUILD.of([Point::labelled("version", &state.version, Value::Whole(1))].into_iter()),
-        STATE.of(phases.into_iter().map(phase)),
-        Some(WRONG.alone(Value::Whole(state.configuration.errors.len() as u64))),
-        Some(RUNS_SEEN.alone(Value::Whole(counts.seen))),
-        OUTCOMES.of(outcomes),
-        Some(PUT_OFF.alone(Value::Whole(state.finder.files_put_off))),
-        Some(GOING.alone(Value::Whole(state.going().count() as u64))),
-        own.resident_bytes.map(|n| RESIDENT.alone(Value::Whole(n))),
-        own.cpu_seconds.map(|x| CPU.alone(Value::Number(x))),
-    ]
-    .into_iter()
-    .flatten()
-    .collect()
+    ] {
+        out.count(&OUTCOMES, Some(("outcome", name)), n);
+    }
+    out.count(&PUT_OFF, None, state.finder.files_put_off);
+    out.count(&GOING, None, state.going().count() as u64);
+    if let Some(n) = state.own.resident_bytes {
+        out.count(&RESIDENT, None, n);
+    }
+    if let Some(x) = state.own.cpu_seconds {
+        out.add(&CPU, Vec::new(), Value::Number(x));
+    }
 }
 
-fn recordings(state: &ServiceState) -> Vec<Family> {
+fn recordings(out: &mut Families, state: &ServiceState) {
     let store = &state.store;
-    let whole = [
+    for (metric, n) in [
         (&FILES, store.files),
         (&WRITING, store.writing),
         (&BYTES, store.bytes),
         (&COUNTED, store.counted),
         (&QUOTA, store.quota),
         (&REMOVED, state.files_removed),
-    ];
-    let mut all: Vec<Family> = whole.into_iter().map(|(metric, n)| metric.alone(Value::Whole(n))).collect();
-    let events = || state.totals.events.iter();
-    all.extend(EVENTS.of(events().map(|e| Point::labelled("rule", &e.rule, Value::Whole(e.seen)))));
-    all.extend(LOST.of(events().map(|e| Point::labelled("rule", &e.rule, Value::Whole(e.lost)))));
+    ] {
+        out.count(metric, None, n);
+    }
+    for (metric, lost) in [(&EVENTS, false), (&LOST, true)] {
+        for of in &state.totals.events {
+            out.count(metric, Some(("rule", &of.rule)), if lost { of.lost } else { of.seen });
+        }
+    }
+}
+
+/// Labels of a model, as far as it is known, after others.
+fn labels(model: &ModelLabel, mut all: Vec<Label>) -> Vec<Label> {
+    for (label, text) in [("gen_ai.request.model", &model.name), ("ggml.quantization", &model.quantization)] {
+        all.extend(text.iter().map(|text| (label, text.clone())));
+    }
     all
 }
 
-/// What identifies a model, as far as it is known.
-fn labels(model: &ModelLabel) -> Vec<Label> {
-    let name = model.name.iter().map(|name| ("gen_ai.request.model", name.clone()));
-    name.chain(model.quantization.iter().map(|q| ("ggml.quantization", q.clone()))).collect()
+fn requests(out: &mut Families, state: &ServiceState) {
+    let models = &state.totals.models;
+    for (metric, bounds, of) in HISTOGRAMS {
+        for m in models.iter() {
+            let asked = [OPERATION, PROVIDER].map(|(label, text)| (label, text.to_owned()));
+            let value = Value::Histogram(Box::new(of(&m.tally)), bounds);
+            out.add(metric, labels(&m.model, asked.into()), value);
+        }
+    }
+    for m in models.iter() {
+        out.add(&TOKENS, labels(&m.model, Vec::new()), Value::Whole(m.tally.tokens));
+    }
+    for m in models.iter() {
+        for ((_, reason), n) in Unobserved::ALL.iter().zip(m.tally.unobserved).filter(|(_, n)| *n > 0) {
+            let reason = vec![("reason", (*reason).to_owned())];
+            out.add(&UNOBSERVED, labels(&m.model, reason), Value::Whole(n));
+        }
+    }
 }
 
-fn requests(state: &ServiceState) -> Vec<Family> {
-    let models = || state.totals.models.iter();
-    let histogram = |of: fn(&ModelTally) -> tally::Histogram, bounds: &'static [u64]| {
-        models().map(move |m| {
-            let mut all = vec![(OPERATION.0, OPERATION.1.to_owned()), (PROVIDER.0, PROVIDER.1.to_owned())];
-            all.extend(labels(&m.model));
-            Point::new(all, Value::Histogram(Box::new(of(m)), bounds))
-        })
-    };
-    let unobserved = |m: &ModelTally| {
-        let reasons = Unobserved::ALL.iter().zip(m.tally.unobserved).filter(|(_, n)| *n > 0);
-        let point = |((_, reason), n): (&(Unobserved, &'static str), u64)| {
-            let mut all = labels(&m.model);
-            all.push(("reason", (*reason).to_owned()));
-            Point::new(all, Value::Whole(n))
-        };
-        reasons.map(point).collect::<Vec<_>>()
-    };
-    [
-        FIRST_TOKEN.of(histogram(|m| m.tally.first_token, &FIRST_TOKEN_NS)),
-        OUTPUT_TOKEN.of(histogram(|m| m.tally.output_token, &OUTPUT_TOKEN_NS)),
-        DURATION.of(histogram(|m| m.tally.duration, &DURATION_NS)),
-        TOKENS.of(models().map(|m| Point::new(labels(&m.model), Value::Whole(m.tally.tokens)))),
-        UNOBSERVED.of(models().flat_map(unobserved)),
-    ]
-    .into_iter()
-    .flatten()
-    .collect()
+fn hardware(out: &mut Families, state: &ServiceState) {
+    for counter in &state.energy {
+        let labels = vec![("hw.id", counter.id.clone()), ("hw.type", counter.kind.to_owned())];
+        out.add(&ENERGY, labels, Value::Number(counter.joules));
+    }
+    if let Some(faults) = state.faults {
+        for (kind, n) in [("major", faults.major), ("minor", faults.minor)] {
+            out.count(&FAULTS, Some(("system.paging.fault.type", kind)), n);
+        }
+    }
 }
 
-fn hardware(state: &ServiceState) -> Vec<Family> {
-    let energy = state.energy.iter().map(|counter| {
-        let all = vec![("hw.id", counter.id.clone()), ("hw.type", counter.kind.to_owned())];
-        Point::new(all, Value::Number(counter.joules))
-    });
-    let faults = state.faults.into_iter().flat_map(|faults| {
-        [("major", faults.major), ("minor", faults.minor)]
-            .map(|(kind, n)| Point::labelled("system.paging.fault.type", kind, Value::Whole(n)))
-    });
-    [ENERGY.of(energy), FAULTS.of(faults)].into_iter().flatten().collect()
-}
-
-fn network(state: &ServiceState) -> Vec<Family> {
-    let Some(network) = &state.network else { return Vec::new() };
+fn network(out: &mut Families, state: &ServiceState) {
+    let Some(network) = &state.network else { return };
     let (scrapes, exports) = (&network.scrapes, &network.exports);
-    let point = |label| move |(name, n): (&'static str, u64)| Point::labelled(label, name, Value::Whole(n));
-    let answers = [("metrics", scrapes.served), ("error", scrapes.refused), ("closed", scrapes.closed)];
-    let outcomes = [("accepted", exports.accepted), ("failed", exports.failed), ("dropped", exports.dropped)];
-    [
-        network.listen.as_ref().and_then(|_| SCRAPES.of(answers.into_iter().map(point("answer")))),
-        network.endpoint.as_ref().and_then(|_| EXPORTS.of(outcomes.into_iter().map(point("outcome")))),
-        network.endpoint.as_ref().map(|_| REJECTED.alone(Value::Whole(exports.rejected))),
-    ]
-    .into_iter()
-    .flatten()
-    .collect()
+    if network.listen.is_some() {
+        for (answer, n) in
+            [("metrics", scrapes.served), ("error", scrapes.refused), ("closed", scrapes.closed)]
+        {
+            out.count(&SCRAPES, Some(("answer", answer)), n);
+        }
+    }
+    if network.endpoint.is_some() {
+        for (outcome, n) in
+            [("accepted", exports.accepted), ("failed", exports.failed), ("dropped", exports.dropped)]
+        {
+            out.count(&EXPORTS, Some(("outcome", outcome)), n);
+        }
+        out.count(&REJECTED, None, exports.rejected);
+    }
 }

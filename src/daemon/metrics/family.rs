@@ -77,27 +77,26 @@ impl Metric {
         }
         name
     }
-
-    /// The metric with a single value.
-    pub fn alone(&'static self, value: Value) -> Family {
-        Family { metric: self, points: vec![Point { labels: Vec::new(), value }] }
-    }
-
-    /// The metric with these values; None without any.
-    pub fn of(&'static self, points: impl Iterator<Item = Point>) -> Option<Family> {
-        let points: Vec<Point> = points.collect();
-        (!points.is_empty()).then_some(Family { metric: self, points })
-    }
 }
 
-impl Point {
-    pub fn new(labels: Vec<Label>, value: Value) -> Point {
-        Point { labels, value }
+/// Metrics with their values, in the order in which they are added.
+#[derive(Debug, Default)]
+pub struct Families(pub Vec<Family>);
+
+impl Families {
+    /// Adds a value. The values of a metric are added one after the other.
+    pub fn add(&mut self, metric: &'static Metric, labels: Vec<Label>, value: Value) {
+        let point = Point { labels, value };
+        match self.0.last_mut().filter(|last| std::ptr::eq(last.metric, metric)) {
+            Some(last) => last.points.push(point),
+            None => self.0.push(Family { metric, points: vec![point] }),
+        }
     }
 
-    /// With one label.
-    pub fn labelled(label: &'static str, text: &str, value: Value) -> Point {
-        Point { labels: vec![(label, text.to_owned())], value }
+    /// Adds a whole number, with one label or none.
+    pub fn count(&mut self, metric: &'static Metric, label: Option<(&'static str, &str)>, n: u64) {
+        let labels = label.map(|(name, text)| (name, text.to_owned()));
+        self.add(metric, labels.into_iter().collect(), Value::Whole(n));
     }
 }
 

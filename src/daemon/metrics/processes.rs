@@ -2,7 +2,7 @@
 
 use super::exposition::seconds;
 use super::family::Kind::{Counter, Gauge};
-use super::family::{Family, Label, Metric, Point, Value};
+use super::family::{Families, Label, Metric, Value};
 use crate::daemon::run::Run;
 use crate::daemon::status::ServiceState;
 
@@ -45,31 +45,29 @@ const OF_RUN: [(&Metric, OfRun); 5] = [
     (&COST, |r| r.cost.map(Value::Number)),
 ];
 
-/// The metrics of current runs.
-pub fn families(state: &ServiceState) -> Vec<Family> {
+/// Adds the metrics of current runs.
+pub fn add(out: &mut Families, state: &ServiceState) {
     let runs = told(state);
-    let of = |(metric, value): (&'static Metric, OfRun)| {
-        metric.of(runs.iter().filter_map(|run| {
+    for (metric, value) in OF_RUN {
+        for run in &runs {
             let mut all = labels(run);
             if std::ptr::eq(metric, &LEVEL) {
                 all.push(("level", run.level.clone()));
             }
-            Some(Point::new(all, value(run)?))
-        }))
-    };
-    let percentiles = |run: &&&Run| {
-        let known = ["50", "90", "99"].into_iter().zip(run.tpot_ns);
-        let known = known.filter_map(|(percentile, ns)| Some((percentile, seconds(ns?))));
-        known
-            .map(|(percentile, x)| {
+            if let Some(value) = value(run) {
+                out.add(metric, all, value);
+            }
+        }
+    }
+    for run in &runs {
+        for (percentile, ns) in ["50", "90", "99"].into_iter().zip(run.tpot_ns) {
+            if let Some(ns) = ns {
                 let mut all = labels(run);
                 all.push(("percentile", percentile.to_owned()));
-                Point::new(all, Value::Number(x))
-            })
-            .collect::<Vec<_>>()
-    };
-    let tpot = TPOT.of(runs.iter().flat_map(|run| percentiles(&run)));
-    OF_RUN.into_iter().filter_map(of).chain(tpot).collect()
+                out.add(&TPOT, all, Value::Number(seconds(ns)));
+            }
+        }
+    }
 }
 
 fn labels(run: &Run) -> Vec<Label> {

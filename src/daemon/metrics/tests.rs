@@ -412,6 +412,6 @@ fn samples_for_other_programs() {
         write(&format!("{name}.prom"), &exposition::text(&families));
         let times = otlp::Times { began: 1_700_000_000_000_000_000, now: 1_700_000_060_000_000_000 };
         let resource = [("service.name".to_owned(), "profinfer".to_owned())];
-        write(&format!("{name}.json"), &otlp::request(&families, &resource, "1", times).to_string());
+        write(&format!("{name}.json"), &otlp::request(&families, &resource, "1", times));
     }
 }

@@ -9,7 +9,6 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 use serde::{Deserialize, Serialize};
-use serde_json::Value as Json;
 
 use super::client::{self, Response};
 use super::endpoint::OtlpSettings;
@@ -199,20 +198,17 @@ fn pause(attempt: u32) -> Duration {
 fn judge(response: &Response) -> Sent {
     let text = || {
         let body = String::from_utf8_lossy(&response.body);
-        let message = serde_json::from_slice::<Json>(&response.body).ok();
-        let message = message.as_ref().and_then(|json| json["message"].as_str()).unwrap_or(&body);
+        let message = field(&body, "message").unwrap_or(&body);
         let message = crate::daemon::lines::plain(message.trim(), TEXT);
         let colon = if message.is_empty() { "" } else { ": " };
         format!("status {}{colon}{message}", response.status)
     };
     match response.status {
         200..=299 => {
-            let json: Json = serde_json::from_slice(&response.body).unwrap_or_default();
-            let partial = &json["partialSuccess"];
-            // A 64-bit number, which is a text in this encoding.
-            let rejected = &partial["rejectedDataPoints"];
-            let rejected = rejected.as_str().and_then(|n| n.parse().ok()).or_else(|| rejected.as_u64());
-            let message = partial["errorMessage"].as_str().unwrap_or_default();
+            let body = String::from_utf8_lossy(&response.body);
+            // Of `partialSuccess`, the only field of an answer. A 64-bit number is a text in this encoding.
+            let rejected = field(&body, "rejectedDataPoints").and_then(|n| n.parse().ok());
+            let message = field(&body, "errorMessage").unwrap_or_default();
             let message = crate::daemon::lines::plain(message, TEXT);
             Sent::Accepted { rejected: rejected.unwrap_or(0), message }
         }
@@ -222,6 +218,23 @@ fn judge(response: &Response) -> Sent {
         }
         _ => Sent::Refused(text()),
     }
+}
+
+/// The value of a field in JSON, a text as it is written there or a number; for what is shown and counted only, where a
+/// parser's precision is not worth its size.
+fn field<'a>(json: &'a str, name: &str) -> Option<&'a str> {
+    let (_, rest) = json.split_once(&format!("\"{name}\""))?;
+    let rest = rest.trim_start().strip_prefix(':')?.trim_start();
+    let Some(text) = rest.strip_prefix('"') else {
+        return rest.split([',', '}', ' ', '\r', '\n']).next();
+    };
+    let mut escaped = false;
+    let end = text.find(|c| {
+        let ends = c == '"' && !escaped;
+        escaped = c == '\\' && !escaped;
+        ends
+    });
+    text.get(..end?)
 }
 
 /// `Retry-After`: seconds, or a date (RFC 9110, 10.2.3).

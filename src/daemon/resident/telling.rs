@@ -53,7 +53,7 @@ fn export(state: &ServiceState, per_process: bool, otlp: &OtlpSettings, began: S
     };
     let times = otlp::Times { began: ns(began), now: ns(SystemTime::now()) };
     let families = metrics::families(state, per_process);
-    otlp::request(&families, &resource(state, &otlp.attributes), &state.version, times).to_string()
+    otlp::request(&families, &resource(state, &otlp.attributes), &state.version, times)
 }
 
 /// What is measured: this service on this machine. Attributes of the configuration replace those that are known here.

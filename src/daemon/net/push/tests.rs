@@ -82,7 +82,7 @@ fn what_fails_for_a_while_is_sent_again_and_what_is_refused_is_not() {
         [1, 1],
         "{lines:#?}"
     );
-    assert_eq!([has("takes metrics again"), has("bad \\u{1b} data; not tried again")], [1, 1], "{lines:#?}");
+    assert_eq!([has("takes metrics again"), has("bad \\u001b data; not tried again")], [1, 1], "{lines:#?}");
     assert_eq!(has("has rejected 3 values: too old"), 1, "{lines:#?}");
     pusher.finish(Duration::from_secs(60));
     assert!(pusher.state().done);
@@ -122,6 +122,9 @@ fn answers_are_judged_as_the_protocol_says() {
     assert_eq!(of(202, None, "not JSON"), accepted(0, ""));
     assert_eq!(of(200, None, r#"{"partialSuccess":{"rejectedDataPoints":7}}"#), accepted(7, ""));
     assert_eq!(of(200, None, r#"{"partialSuccess":{"errorMessage":"x"}}"#), accepted(0, "x"));
+    assert_eq!(of(200, None, "{\"partialSuccess\" : {\n\"rejectedDataPoints\" : \"5\"\n}}"), accepted(5, ""));
+    assert_eq!(of(200, None, r#"{"errorMessage":"a \"b\", c"}"#), accepted(0, r#"a \"b\", c"#));
+    assert_eq!(of(200, None, r#"{"errorMessage":"a"#), accepted(0, ""));
     for status in [429, 502, 503, 504] {
         let seconds = |n| Some(Duration::from_secs(n));
         assert_eq!(of(status, Some("7"), ""), Sent::Later(format!("status {status}"), seconds(7)));
