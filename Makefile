@@ -104,11 +104,12 @@ unit: fixtures driver ## run unit tests and the tests that need no live engine
 	python3 tests/python_reader.py
 	cd crates/layers && $(CARGO) test --locked --target-dir ../../target/layers --package handover --package profinfer-cu
 
-test-service: layers | setup ## test installing the service: unit, init scripts, scripts for boards, Debian package
+test-service: layers | setup ## test the service: unit, init scripts, scripts for boards, Debian package, and its metrics with Prometheus
 	$(call say,files of the service)
-	$(CARGO) test --locked --no-run --test plain
+	$(CARGO) test --locked --no-run --lib --test plain
 	python3 tests/service/files.py
 	python3 tests/service/installing.py
+	python3 tests/service/metrics.py
 
 test-dist: dist | setup ## test the static binaries: size, static linking, commit, target, and abort on panic
 	$(call say,tests of the static binaries)

@@ -29,12 +29,14 @@ demo) command -v npm >/dev/null 2>&1 || wanted="$wanted python3 python3-pip binu
 test)
     # The service's files are checked with shellcheck, lintian and systemd, manual pages with groff and mandoc, and
     # completions in zsh and fish.
+    # Metrics are read by Prometheus.
     # The last line is for guests with their own kernels: QEMU, and the tools for two of the kernels. The browser
     # opens pages of `profinfer html`; Mesa provides a Vulkan device in software. The
     # other packages of that line are for what tests/gpu compiles. `record --on` is tested against a real sshd,
     # and requests against a llama-server that debootstrap installs.
     wanted="$wanted $static clang-format python3 python3-pip python3-venv python3-yaml npm gdb chromium-headless-shell
         libvulkan1 libvulkan-dev glslang-tools mesa-vulkan-drivers g++ ocl-icd-libopencl1 ocl-icd-opencl-dev opencl-c-headers
+        prometheus
         shellcheck lintian systemd openssh-client openssh-server groff-base mandoc zsh fish qemu-user-static
         qemu-system-arm device-tree-compiler gcc-aarch64-linux-gnu libc6-dev-arm64-cross bc xz-utils debootstrap"
     ;;
@@ -53,7 +55,7 @@ have() { # package
     lld) command -v ld.lld >/dev/null 2>&1 ;;
     systemd) command -v systemd-analyze >/dev/null 2>&1 ;;
     groff-base) command -v groff >/dev/null 2>&1 ;;
-    shellcheck | lintian | mandoc | zsh | fish) command -v "$1" >/dev/null 2>&1 ;;
+    shellcheck | lintian | mandoc | zsh | fish | prometheus) command -v "$1" >/dev/null 2>&1 ;;
     util-linux) command -v flock >/dev/null 2>&1 ;;
     coreutils) command -v sha256sum >/dev/null 2>&1 ;;
     python3-pip) python3 -m pip --version >/dev/null 2>&1 ;;
@@ -150,20 +152,21 @@ least=$(sed -n '/^rust-version = "/{s/^[^"]*"\([^"]*\)".*/\1/p;q;}' "$(dirname "
 [ "$level" = image ] || rust
 packages
 
-# Used by tests to decode exported timelines, in the version that they were written for.
-perfetto() {
-    list=$(dirname "$0")/../tests/perfetto/requirements.txt
-    version=$(sed -n 's/^perfetto==\([0-9.]*\).*/\1/p' "$list")
-    dir=${XDG_CACHE_HOME:-${HOME:-/root}/.cache}/profinfer/perfetto
-    [ ! -e "$dir/perfetto-$version.dist-info" ] || return 0
-    echo "setup.sh: fetching perfetto $version"
+# Used by tests to decode exported timelines and pushed metrics, in the versions that they were written for.
+python_package() { # package, the name of its directories, list of requirements, directory in the cache
+    version=$(sed -n "s/^$1==\([0-9.]*\).*/\1/p" "$3")
+    dir=${XDG_CACHE_HOME:-${HOME:-/root}/.cache}/profinfer/$4
+    [ ! -e "$dir/$2-$version.dist-info" ] || return 0
+    echo "setup.sh: fetching $1 $version"
     rm -rf "$dir"
     python3 -m pip install --quiet --disable-pip-version-check --root-user-action ignore --no-cache-dir \
-        --target "$dir" --require-hashes --only-binary :all: -r "$list" ||
-        die "pip failed to install perfetto $version: its tests are skipped without it (make test needs it)"
+        --target "$dir" --require-hashes --only-binary :all: -r "$3" ||
+        die "pip failed to install $1 $version: its tests are skipped without it (make test needs it)"
 }
 [ "$level" != test ] || {
-    perfetto
+    tests=$(dirname "$0")/../tests
+    python_package perfetto perfetto "$tests/perfetto/requirements.txt" perfetto
+    python_package opentelemetry-proto opentelemetry_proto "$tests/service/requirements.txt" otlp
     "$(dirname "$0")/../tests/perfetto/system.sh" --fetch ||
         echo "setup.sh: without Perfetto's recorder; its test is skipped" >&2
 }

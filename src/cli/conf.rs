@@ -42,9 +42,10 @@ pub struct File {
     pub name: String,
     /// Above all headings.
     pub record: Vec<Given>,
+    /// Of `[service]`, `[metrics]` and `[otlp]`.
     pub service: Vec<Given>,
-    /// Line of the heading `[service]`; 0: there is none.
-    pub service_line: usize,
+    /// Those tables that there are, with the lines of their headings.
+    pub tables: Vec<(String, usize)>,
     /// Each with the line of its heading.
     pub rules: Vec<(usize, Vec<Given>)>,
 }

@@ -8,6 +8,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 
 use super::args::{Args, Argument, Command, Flag, FlagGroup, Given, Parsed, Usage, ValueOrigin};
+use super::conf::service::network::{METRICS, OTLP, OTLP_PREFIX};
 use super::conf::service::{RULE, RuleArgs, SERVE, SERVICE, ServiceArgs};
 use super::record::flags::{COMMAND as RECORD, settings};
 use super::{conf, help};
@@ -198,6 +199,10 @@ fn page(all: &Args, layers: &ServiceArgs, meaning: bool) -> String {
     }
     text.push_str("\n## The service\n\n[service]\n");
     SERVICE.flags.iter().for_each(|flag| text.push_str(&entry(&layers.service, flag, meaning)));
+    text.push_str("\n## Metrics over the network\n\n[metrics]\n");
+    METRICS.flags.iter().for_each(|flag| text.push_str(&entry(&layers.service, flag, meaning)));
+    text.push_str("\n[otlp]\n");
+    OTLP.flags.iter().for_each(|flag| text.push_str(&entry(&layers.service, flag, meaning)));
     if meaning {
         text.push_str(RULES);
         let none = Args::none(&RULE);
@@ -249,10 +254,11 @@ fn given<'a>(all: &'a Args, flag: &Flag) -> Option<&'a Given> {
 
 /// A key with its value, and its meaning or origin.
 fn entry(all: &Args, flag: &Flag, meaning: bool) -> String {
+    let key = flag.name.strip_prefix(OTLP_PREFIX).unwrap_or(flag.name);
     let line = match value(all, flag) {
-        Some(value) => format!("{} = {value}", flag.name),
-        None if flag.many => format!("#{} = [\"{}\"]", flag.name, flag.value),
-        None => format!("#{} = \"{}\"", flag.name, flag.value),
+        Some(value) => format!("{key} = {value}"),
+        None if flag.many => format!("#{key} = [\"{}\"]", flag.value),
+        None => format!("#{key} = \"{}\"", flag.value),
     };
     match meaning {
         true => format!("{}{line}\n", explained(flag)),

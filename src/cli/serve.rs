@@ -21,7 +21,10 @@ own directory within a quota: the oldest are removed first, never one that is be
 
 Stays in the foreground and logs to standard error, one line per event. SIGHUP reloads the configuration without losing a
 run; SIGTERM and Ctrl-C stop it and complete all recordings. Use 'profinfer status', 'dump' and 'stop' to control it. If
-it is killed, recorded data is not lost: each recorder completes its file by itself.",
+it is killed, recorded data is not lost: each recorder completes its file by itself.
+
+Metrics of requests, recordings and the machine can be scraped (--listen), written to a file for node_exporter (--metrics),
+and pushed by OpenTelemetry's protocol (--otlp-endpoint). Nothing of this is on by default.",
     usage: &["[OPTIONS]"],
     arguments: &[],
     behind: None,
@@ -33,6 +36,8 @@ settings in effect.",
     examples: "\
 profinfer serve --conf /etc/profinfer/profinfer.toml
 profinfer serve --directory /data/profinfer --quota 200MiB
+profinfer serve --listen 127.0.0.1:9464                    and offer metrics at http://127.0.0.1:9464/metrics
+profinfer serve --otlp-endpoint http://127.0.0.1:4318      and push them to a collector on this machine
 profinfer config --check FILE                              check a configuration
 systemctl reload profinfer                                 reload it",
     run,

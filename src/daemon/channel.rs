@@ -8,6 +8,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use super::run::Run;
+use super::totals::ModelTally;
 use super::trigger::Fired;
 use crate::host::wake;
 use crate::recorder::computing::ComputingChange;
@@ -47,6 +48,8 @@ pub enum WorkerEvent {
     Engine(u32, String),
     /// A process computes something else from now on.
     Computes(ComputingChange),
+    /// What was seen of the requests of a model, since the last message about it.
+    Observed(Box<ModelTally>),
     /// The rule's trigger has fired.
     Triggered(Fired),
     /// For the log.

@@ -159,7 +159,7 @@ fn fork_runner() -> io::Result<(i32, Channel)> {
             let end = Leave;
             drop(ours);
             call_itself(c"profinfer-hook");
-            close_all_but(theirs.fd());
+            close_all_but(&[theirs.fd()]);
             drop(capset::keep(capset::ACT));
             be(theirs);
             drop(end);

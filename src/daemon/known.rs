@@ -126,16 +126,38 @@ impl KnownRun {
     }
 }
 
+/// Runs left out that have ended, or were forgotten: until then, another configuration can decide otherwise.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct LeftRuns {
+    /// No rule matched them, or one that ignores them.
+    pub ignored: u64,
+    /// By sample-one-in.
+    pub sampled: u64,
+}
+
+impl LeftRuns {
+    /// A run ends in this phase.
+    pub(super) fn count(&mut self, phase: &RunPhase) {
+        match phase {
+            RunPhase::Left(SkipReason::Ignored) => self.ignored += 1,
+            RunPhase::Left(SkipReason::OneIn) => self.sampled += 1,
+            RunPhase::Wanted | RunPhase::With(_) | RunPhase::Waits | RunPhase::Done => {}
+        }
+    }
+}
+
 /// The runs, oldest first.
 #[derive(Default)]
 pub(super) struct KnownRuns {
     pub all: Vec<KnownRun>,
+    pub left: LeftRuns,
 }
 
 impl KnownRuns {
     /// Adds a run; false: its user has too many.
     pub fn push(&mut self, known: KnownRun) -> bool {
         if !self.has_room(known.met.uid) && !self.make_room(known.met.uid) {
+            self.left.count(&known.phase);
             return false;
         }
         self.all.push(known);
@@ -151,7 +173,9 @@ impl KnownRuns {
     /// Forgets one of the user's runs that is not recorded and will not be.
     fn make_room(&mut self, uid: u32) -> bool {
         let over = |k: &KnownRun| k.met.uid == uid && matches!(k.phase, RunPhase::Left(_) | RunPhase::Done);
-        self.all.iter().position(over).map(|i| self.all.remove(i)).is_some()
+        let removed = self.all.iter().position(over).map(|i| self.all.remove(i));
+        removed.iter().for_each(|known| self.left.count(&known.phase));
+        removed.is_some()
     }
 
     /// Whether there is a place for another run of this rule and user, within `max_concurrent` for each and

@@ -297,7 +297,7 @@ fn start(files: &mut Recogniser) -> io::Result<Looker> {
         0 => {
             let end = recorder::Leave;
             recorder::call_itself(c"profinfer-look");
-            recorder::close_all_but(theirs.fd());
+            recorder::close_all_but(&[theirs.fd()]);
             // If the system refuses, it works with the service's privileges.
             drop(capset::keep_looking());
             // The service may end while a file is waited for.

@@ -1,251 +1,253 @@
-//! The state for Prometheus, for node_exporter to read from a directory (text format, version 0.0.4). Units are
-//! seconds and bytes; unknown values are omitted.
+//! The service's metrics: what is exposed to Prometheus and pushed by OpenTelemetry's protocol. Units are seconds, bytes
+//! and joules; unknown values are omitted.
 //!
-//! Only current runs have their own lines, and no more than a hundred: their number is bounded, however many
-//! engines come and go. So is the number of recorders, which have their own lines too.
+//! Counters and histograms only grow while the service runs, and have no label that names a process: those of several
+//! machines can be added up. Their number is bounded, however many engines come and go.
 
-use std::collections::BTreeMap;
-use std::fmt::Write;
+pub mod exposition;
+pub mod family;
+pub mod otlp;
+mod processes;
+#[cfg(test)]
+mod tests;
 
-use super::run::Run;
+use self::family::Kind::{Counter, Gauge, Histogram};
+use self::family::{Families, Family, Label, Metric, Value};
+use super::model::ModelLabel;
 use super::status::{ServicePhase, ServiceState};
-use common::plain::hides;
+use crate::recorder::tally::{self, DURATION_NS, FIRST_TOKEN_NS, OUTPUT_TOKEN_NS, RequestTally, Unobserved};
 
-/// Maximum runs reported.
-const RUNS: usize = 100;
-
-/// A metric: its name without `profinfer_`, its type and its help text.
-type MetricFamily = (&'static str, &'static str, &'static str);
-
-const UP: MetricFamily = ("up", "gauge", "1 while the service runs.");
-const BUILD: MetricFamily = ("build_info", "gauge", "Version of the service.");
-const STATE: MetricFamily = ("state", "gauge", "1 for the current state of the service.");
-const WRONG: MetricFamily =
-    ("configuration_errors", "gauge", "Errors found when the configuration was last read.");
-const RUNS_SEEN: MetricFamily = ("runs_seen_total", "counter", "Engine runs seen.");
-const OUTCOMES: MetricFamily = ("runs_total", "counter", "Engine runs by outcome.");
-const PUT_OFF: MetricFamily = (
-    "files_put_off_total",
-    "counter",
+static UP: Metric = Metric::new("profinfer.up", "", Gauge, "1 while the service runs.");
+static BUILD: Metric = Metric::new("profinfer.build_info", "", Gauge, "Version of the service.");
+static STATE: Metric = Metric::new("profinfer.state", "", Gauge, "1 for the current state of the service.");
+static WRONG: Metric = Metric::new(
+    "profinfer.configuration_errors",
+    "{error}",
+    Gauge,
+    "Errors found when the configuration was last read.",
+);
+static RUNS_SEEN: Metric = Metric::new("profinfer.runs_seen", "{run}", Counter, "Engine runs seen.");
+static OUTCOMES: Metric =
+    Metric::new("profinfer.runs", "{run}", Counter, "Engine runs that have ended, by outcome.");
+static PUT_OFF: Metric = Metric::new(
+    "profinfer.files_put_off",
+    "{file}",
+    Counter,
     "Mapped files whose examination was delayed because a user exceeded the share of time.",
 );
-const GOING: MetricFamily = ("runs_going", "gauge", "Engine runs in progress.");
-const FILES: MetricFamily = ("files", "gauge", "Recordings in the directory.");
-const WRITING: MetricFamily = ("files_writing", "gauge", "Recordings that are being written.");
-const BYTES: MetricFamily = ("files_bytes", "gauge", "Size of all recordings.");
-const COUNTED: MetricFamily = (
-    "quota_used_bytes",
-    "gauge",
+static GOING: Metric = Metric::new("profinfer.runs_going", "{run}", Gauge, "Engine runs in progress.");
+static FILES: Metric = Metric::new("profinfer.files", "{file}", Gauge, "Recordings in the directory.");
+static WRITING: Metric =
+    Metric::new("profinfer.files_writing", "{file}", Gauge, "Recordings that are being written.");
+static BYTES: Metric = Metric::new("profinfer.files_bytes", "By", Gauge, "Size of all recordings.");
+static COUNTED: Metric = Metric::new(
+    "profinfer.quota_used",
+    "By",
+    Gauge,
     "Bytes counted against the quota; a recording being written counts with its maximum size.",
 );
-const QUOTA: MetricFamily = ("quota_bytes", "gauge", "Maximum size of all recordings together.");
-const REMOVED: MetricFamily =
-    ("files_removed_total", "counter", "Recordings removed because of the quota or their age.");
-const RESIDENT: MetricFamily = ("resident_memory_bytes", "gauge", "Memory of the service and its recorders.");
-const CPU: MetricFamily = ("cpu_seconds_total", "counter", "CPU time of the service and its recorders.");
-const LEVEL: MetricFamily = ("run_level_info", "gauge", "Current recording level of a run.");
-const TPOT: MetricFamily = ("run_tpot_seconds", "gauge", "Time per decoded token since the run began.");
+static QUOTA: Metric =
+    Metric::new("profinfer.quota", "By", Gauge, "Maximum size of all recordings together.");
+static REMOVED: Metric = Metric::new(
+    "profinfer.files_removed",
+    "{file}",
+    Counter,
+    "Recordings removed because of the quota or their age.",
+);
+static RESIDENT: Metric =
+    Metric::new("profinfer.resident_memory", "By", Gauge, "Memory of the service and its recorders.");
+static CPU: Metric = Metric::new("profinfer.cpu", "s", Counter, "CPU time of the service and its recorders.");
+static EVENTS: Metric = Metric::new(
+    "profinfer.events",
+    "{event}",
+    Counter,
+    "Events of the recordings of a rule, including lost ones.",
+);
+static LOST: Metric = Metric::new(
+    "profinfer.events_lost",
+    "{event}",
+    Counter,
+    "Events of the recordings of a rule that were lost.",
+);
+static TOKENS: Metric = Metric::new("profinfer.tokens", "{token}", Counter, "Tokens decoded.");
+static UNOBSERVED: Metric = Metric::new(
+    "profinfer.requests_unobserved",
+    "{request}",
+    Counter,
+    "Requests, or the rest of one, that are in none of the histograms, by reason.",
+);
+static FIRST_TOKEN: Metric = Metric::new(
+    "gen_ai.server.time_to_first_token",
+    "s",
+    Histogram,
+    "Time from the start of a request's first call to the end of the call that gave its first token.",
+);
+static OUTPUT_TOKEN: Metric = Metric::new(
+    "gen_ai.server.time_per_output_token",
+    "s",
+    Histogram,
+    "Time from token to token of a request, after its first one.",
+);
+static DURATION: Metric = Metric::new(
+    "gen_ai.server.request.duration",
+    "s",
+    Histogram,
+    "Time from the start of a request's first call to the end of the call for its last token.",
+);
+static ENERGY: Metric = Metric::new("hw.energy", "J", Counter, "Energy taken by the hardware.");
+static FAULTS: Metric =
+    Metric::new("process.paging.faults", "{fault}", Counter, "Page faults of the recorded processes.");
+static SCRAPES: Metric =
+    Metric::new("profinfer.scrapes", "{request}", Counter, "Requests to the metrics listener, by answer.");
+static EXPORTS: Metric = Metric::new(
+    "profinfer.otlp_exports",
+    "{request}",
+    Counter,
+    "Exports by OpenTelemetry's protocol that have ended, by outcome.",
+);
+static REJECTED: Metric = Metric::new(
+    "profinfer.otlp_points_rejected",
+    "{point}",
+    Counter,
+    "Values that a receiver has not taken from exports it accepted.",
+);
 
-/// A run's value of a metric.
-type OfRun = fn(&Run) -> Option<f64>;
+/// A histogram of requests: the metric, its bounds, and where it is.
+type OfRequests = (&'static Metric, &'static [u64], fn(&RequestTally) -> tally::Histogram);
 
-/// Metrics of each run.
-const OF_RUN: [(MetricFamily, OfRun); 4] = [
-    (("run_tokens_total", "counter", "Tokens decoded."), |r| Some(r.tokens as f64)),
-    (("run_ttft_seconds", "gauge", "Duration of the first call that processed a complete prompt."), |r| {
-        r.ttft_ns.map(seconds)
-    }),
-    (("run_tokens_per_second", "gauge", "Tokens decoded per second over the last 10 s of decoding."), |r| {
-        r.rate
-    }),
-    (("run_cost_ratio", "gauge", "Estimated recording overhead as a share of token time."), |r| r.cost),
+static HISTOGRAMS: [OfRequests; 3] = [
+    (&FIRST_TOKEN, &FIRST_TOKEN_NS, |t| t.first_token),
+    (&OUTPUT_TOKEN, &OUTPUT_TOKEN_NS, |t| t.output_token),
+    (&DURATION, &DURATION_NS, |t| t.duration),
 ];
 
-/// A recorder's value of a metric.
-type OfRecorder = fn(&Run) -> u64;
+/// The convention has no name for what cannot be seen from outside: whether a server was asked for a chat.
+const OPERATION: (&str, &str) = ("gen_ai.operation.name", "text_completion");
+const PROVIDER: (&str, &str) = ("gen_ai.provider.name", "ggml");
 
-/// Metrics of each recorder: totals over all its runs.
-const OF_RECORDER: [(MetricFamily, OfRecorder); 2] = [
-    (("recorder_events_total", "counter", "Events of the recorder's recording, including lost ones."), |r| {
-        r.seen
-    }),
-    (("recorder_events_lost_total", "counter", "Events of the recorder's recording that were lost."), |r| {
-        r.lost
-    }),
-];
+/// All metrics. With `per_process`, those of each process, which cannot be added up and whose number is not that of the
+/// models, too.
+pub fn families(state: &ServiceState, per_process: bool) -> Vec<Family> {
+    let mut out = Families::default();
+    service(&mut out, state);
+    recordings(&mut out, state);
+    requests(&mut out, state);
+    hardware(&mut out, state);
+    network(&mut out, state);
+    if per_process {
+        processes::add(&mut out, state);
+    }
+    out.0
+}
 
-/// The complete text.
-pub fn text(state: &ServiceState) -> String {
-    let mut out = String::with_capacity(8192);
-    let (counts, store, own) = (&state.counts, &state.store, &state.own);
-    one(&mut out, UP, 1.0);
-    head(&mut out, BUILD);
-    sample(&mut out, BUILD, &[("version", &state.version)], 1.0);
-    head(&mut out, STATE);
+fn service(out: &mut Families, state: &ServiceState) {
+    let counts = &state.counts;
+    out.count(&UP, None, 1);
+    out.count(&BUILD, Some(("version", &state.version)), 1);
     for (name, phase) in [
         ("waiting", ServicePhase::Waiting),
         ("recording", ServicePhase::Recording),
         ("stopping", ServicePhase::Stopping),
     ] {
-        sample(&mut out, STATE, &[("state", name)], f64::from(u8::from(state.state == phase)));
+        out.count(&STATE, Some(("state", name)), u64::from(state.state == phase));
     }
-    one(&mut out, WRONG, state.configuration.errors.len() as f64);
-    one(&mut out, RUNS_SEEN, counts.seen as f64);
-    head(&mut out, OUTCOMES);
+    out.count(&WRONG, None, state.configuration.errors.len() as u64);
+    out.count(&RUNS_SEEN, None, counts.seen);
     for (name, n) in [
         ("recorded", counts.recorded),
-        ("left out by rule", counts.by_rule),
-        ("left out by sample_one_in", counts.sample_one_in),
+        ("left out by rule", state.totals.left.ignored),
+        ("left out by sample_one_in", state.totals.left.sampled),
         ("left out by max_concurrent", counts.max_concurrent),
         ("missed", counts.missed),
         ("over budget", counts.over_budget),
     ] {
-        sample(&mut out, OUTCOMES, &[("outcome", name)], n as f64);
+        out.count(&OUTCOMES, Some(("outcome", name)), n);
     }
-    one(&mut out, PUT_OFF, state.finder.files_put_off as f64);
-    one(&mut out, GOING, state.going().count() as f64);
+    out.count(&PUT_OFF, None, state.finder.files_put_off);
+    out.count(&GOING, None, state.going().count() as u64);
+    if let Some(n) = state.own.resident_bytes {
+        out.count(&RESIDENT, None, n);
+    }
+    if let Some(x) = state.own.cpu_seconds {
+        out.add(&CPU, Vec::new(), Value::Number(x));
+    }
+}
+
+fn recordings(out: &mut Families, state: &ServiceState) {
+    let store = &state.store;
     for (metric, n) in [
-        (FILES, store.files),
-        (WRITING, store.writing),
-        (BYTES, store.bytes),
-        (COUNTED, store.counted),
-        (QUOTA, store.quota),
-        (REMOVED, store.removed),
+        (&FILES, store.files),
+        (&WRITING, store.writing),
+        (&BYTES, store.bytes),
+        (&COUNTED, store.counted),
+        (&QUOTA, store.quota),
+        (&REMOVED, state.files_removed),
     ] {
-        one(&mut out, metric, n as f64);
+        out.count(metric, None, n);
     }
-    for (metric, known) in [(RESIDENT, own.resident_bytes.map(|n| n as f64)), (CPU, own.cpu_seconds)] {
-        if let Some(x) = known {
-            one(&mut out, metric, x);
-        }
-    }
-    recorders(&mut out, state);
-    runs(&mut out, &told(state));
-    out
-}
-
-/// Each recorder's counters appear once, however many runs share them, so that sums over the lines are correct.
-fn recorders(out: &mut String, state: &ServiceState) {
-    // Of its runs, the one reported last has the highest count.
-    let mut last: BTreeMap<u32, &Run> = BTreeMap::new();
-    for run in state.going() {
-        let Some(recorder) = run.recorder else { continue };
-        let most = last.entry(recorder).or_insert(run);
-        if most.seen < run.seen {
-            *most = run;
-        }
-    }
-    for (metric, value) in OF_RECORDER {
-        if !last.is_empty() {
-            head(out, metric);
-        }
-        for (recorder, run) in &last {
-            let labels = [("recorder", recorder.to_string()), ("rule", run.rule.clone())];
-            sample(
-                out,
-                metric,
-                &labels.each_ref().map(|(label, text)| (*label, text.as_str())),
-                value(run) as f64,
-            );
+    for (metric, lost) in [(&EVENTS, false), (&LOST, true)] {
+        for of in &state.totals.events {
+            out.count(metric, Some(("rule", &of.rule)), if lost { of.lost } else { of.seen });
         }
     }
 }
 
-/// The reported runs. Only one line per process: a duplicate would make the complete text invalid.
-fn told(state: &ServiceState) -> Vec<&Run> {
-    let mut runs: Vec<&Run> = Vec::new();
-    for run in state.going() {
-        match runs.iter().position(|r| r.pid == run.pid) {
-            Some(older) => runs[older] = run,
-            None if runs.len() < RUNS => runs.push(run),
-            None => {}
-        }
+/// Labels of a model, as far as it is known, after others.
+fn labels(model: &ModelLabel, mut all: Vec<Label>) -> Vec<Label> {
+    for (label, text) in [("gen_ai.request.model", &model.name), ("ggml.quantization", &model.quantization)] {
+        all.extend(text.iter().map(|text| (label, text.clone())));
     }
-    runs
+    all
 }
 
-fn runs(out: &mut String, runs: &[&Run]) {
-    let pids: Vec<String> = runs.iter().map(|r| r.pid.to_string()).collect();
-    let all = || {
-        runs.iter()
-            .zip(&pids)
-            .map(|(r, pid)| (*r, [("pid", pid.as_str()), ("exe", &r.exe), ("rule", &r.rule)]))
-    };
-    if !runs.is_empty() {
-        head(out, LEVEL);
-    }
-    for (run, labels) in all() {
-        sample(out, LEVEL, &with(&labels, "level", &run.level), 1.0);
-    }
-    for (metric, value) in OF_RUN {
-        let known: Vec<_> = all().filter_map(|(run, labels)| Some((labels, value(run)?))).collect();
-        if !known.is_empty() {
-            head(out, metric);
-        }
-        for (labels, x) in known {
-            sample(out, metric, &labels, x);
+fn requests(out: &mut Families, state: &ServiceState) {
+    let models = &state.totals.models;
+    for (metric, bounds, of) in HISTOGRAMS {
+        for m in models.iter() {
+            let asked = [OPERATION, PROVIDER].map(|(label, text)| (label, text.to_owned()));
+            let value = Value::Histogram(Box::new(of(&m.tally)), bounds);
+            out.add(metric, labels(&m.model, asked.into()), value);
         }
     }
-    if runs.iter().any(|r| r.tpot_ns.iter().any(Option::is_some)) {
-        head(out, TPOT);
+    for m in models.iter() {
+        out.add(&TOKENS, labels(&m.model, Vec::new()), Value::Whole(m.tally.tokens));
     }
-    for (run, labels) in all() {
-        for (quantile, ns) in ["0.5", "0.9", "0.99"].into_iter().zip(run.tpot_ns) {
-            if let Some(ns) = ns {
-                sample(out, TPOT, &with(&labels, "quantile", quantile), seconds(ns));
-            }
+    for m in models.iter() {
+        for ((_, reason), n) in Unobserved::ALL.iter().zip(m.tally.unobserved).filter(|(_, n)| *n > 0) {
+            let reason = vec![("reason", (*reason).to_owned())];
+            out.add(&UNOBSERVED, labels(&m.model, reason), Value::Whole(n));
         }
     }
 }
 
-fn with<'a>(labels: &[(&'a str, &'a str); 3], name: &'a str, value: &'a str) -> [(&'a str, &'a str); 4] {
-    let [a, b, c] = *labels;
-    [a, b, c, (name, value)]
-}
-
-fn seconds(ns: u64) -> f64 {
-    ns as f64 / 1e9
-}
-
-fn one(out: &mut String, metric: MetricFamily, value: f64) {
-    head(out, metric);
-    sample(out, metric, &[], value);
-}
-
-/// Writing to a String cannot fail, so errors are ignored here and below.
-fn head(out: &mut String, (name, kind, help): MetricFamily) {
-    let _ = writeln!(out, "# HELP profinfer_{name} {help}\n# TYPE profinfer_{name} {kind}");
-}
-
-fn sample(out: &mut String, (name, ..): MetricFamily, labels: &[(&str, &str)], value: f64) {
-    let _ = write!(out, "profinfer_{name}");
-    for (i, (label, text)) in labels.iter().enumerate() {
-        let _ = write!(out, "{}{label}=\"", if i == 0 { '{' } else { ',' });
-        escape(out, text);
-        out.push('"');
+fn hardware(out: &mut Families, state: &ServiceState) {
+    for counter in &state.energy {
+        let labels = vec![("hw.id", counter.id.clone()), ("hw.type", counter.kind.to_owned())];
+        out.add(&ENERGY, labels, Value::Number(counter.joules));
     }
-    let end = if labels.is_empty() { "" } else { "}" };
-    let _ = match value {
-        x if x == f64::INFINITY => writeln!(out, "{end} +Inf"),
-        x if x == f64::NEG_INFINITY => writeln!(out, "{end} -Inf"),
-        x => writeln!(out, "{end} {x}"),
-    };
-}
-
-/// A label's value: whatever a target calls itself, it remains one value on one line, and is shown unchanged.
-fn escape(out: &mut String, text: &str) {
-    for c in text.chars() {
-        match c {
-            '\\' => out.push_str("\\\\"),
-            '"' => out.push_str("\\\""),
-            '\n' => out.push_str("\\n"),
-            c if hides(c) => {
-                let _ = write!(out, "\\\\x{:02x}", u32::from(c));
-            }
-            c => out.push(c),
+    if let Some(faults) = state.faults {
+        for (kind, n) in [("major", faults.major), ("minor", faults.minor)] {
+            out.count(&FAULTS, Some(("system.paging.fault.type", kind)), n);
         }
     }
 }
 
-#[cfg(test)]
-mod tests;
+fn network(out: &mut Families, state: &ServiceState) {
+    let Some(network) = &state.network else { return };
+    let (scrapes, exports) = (&network.scrapes, &network.exports);
+    if network.listen.is_some() {
+        for (answer, n) in
+            [("metrics", scrapes.served), ("error", scrapes.refused), ("closed", scrapes.closed)]
+        {
+            out.count(&SCRAPES, Some(("answer", answer)), n);
+        }
+    }
+    if network.endpoint.is_some() {
+        for (outcome, n) in
+            [("accepted", exports.accepted), ("failed", exports.failed), ("dropped", exports.dropped)]
+        {
+            out.count(&EXPORTS, Some(("outcome", outcome)), n);
+        }
+        out.count(&REJECTED, None, exports.rejected);
+    }
+}

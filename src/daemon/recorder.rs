@@ -63,7 +63,7 @@ impl Recorder {
             0 => {
                 let end = Leave;
                 call_itself(c"profinfer-rec");
-                close_all_but(theirs.fd());
+                close_all_but(&[theirs.fd()]);
                 pulse.wear();
                 be(settings, rule, calibration, theirs);
                 drop(end);
@@ -149,10 +149,10 @@ pub(super) fn call_itself(name: &CStr) {
 
 /// Closes the service's descriptors: while a copy of its end of another recorder's channel is open, that recorder
 /// would not notice the service's death. The owners of the descriptors are never dropped in this process.
-pub(super) fn close_all_but(kept: BorrowedFd<'_>) {
+pub(super) fn close_all_but(kept: &[BorrowedFd<'_>]) {
     let open = std::fs::read_dir("/proc/self/fd").into_iter().flatten().flatten();
     let fds: Vec<i32> = open.filter_map(|e| e.file_name().to_str()?.parse().ok()).collect();
-    for fd in fds.into_iter().filter(|&fd| fd > 2 && fd != kept.as_raw_fd()) {
+    for fd in fds.into_iter().filter(|&fd| fd > 2 && kept.iter().all(|kept| fd != kept.as_raw_fd())) {
         // SAFETY: closes a descriptor by number; nothing in this process uses it from here on.
         unsafe { libc::close(fd) };
     }

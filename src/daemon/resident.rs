@@ -2,6 +2,7 @@
 //! Single-threaded.
 
 mod reactions;
+mod telling;
 
 use std::os::unix::ffi::OsStrExt;
 use std::time::{Duration, Instant, SystemTime};
@@ -10,9 +11,12 @@ use rustix::event::{PollFd, PollFlags};
 
 use super::affinity::Affinity;
 use super::channel::DumpError;
+use super::energy::EnergyMeter;
+use super::faults::FaultCounts;
 use super::finder::{Finder, FoundProcess};
 use super::hook::HookRunner;
 use super::idle_peaks::IdlePeaks;
+use super::net::{NetError, Network};
 use super::notify::Notify;
 use super::place::PlaceError;
 use super::rules::Rule;
@@ -45,6 +49,8 @@ pub enum ServiceError {
     Socket(#[from] SocketError),
     #[error(transparent)]
     Place(#[from] PlaceError),
+    #[error(transparent)]
+    Net(#[from] NetError),
     #[error("cannot wait for {what}: {source}")]
     Wait { what: &'static str, source: std::io::Error },
 }
@@ -94,6 +100,13 @@ pub struct Service<'a> {
     affinity: Affinity,
     watch: Watch,
     hooks: HookRunner,
+    network: Network,
+    faults: FaultCounts,
+    energy: EnergyMeter,
+    /// When counting began.
+    began: SystemTime,
+    /// Recordings removed from the current directory before it was used, and from earlier ones while they were.
+    removed: (Option<u64>, u64),
     control: Control,
     notify: Notify,
     files: StateFiles,
@@ -128,7 +141,10 @@ impl<'a> Service<'a> {
         let hooks = HookRunner::start(hooks).map_err(wait("programs of on-trigger"))?;
         let (affinity, swept) = Affinity::new(store.place_shared());
         let control = Control::bind(&settings.socket)?;
-        let (files, unfinished) = StateFiles::new(&settings.status, settings.metrics.as_deref())?;
+        let (mut files, unfinished) = StateFiles::new(&settings.status, settings.metrics.as_deref())?;
+        files.per_process = settings.per_process;
+        let network = Network::new();
+        let prepared = network.prepare(&settings.net)?;
         let finder = Finder::new().map_err(wait("engines"))?;
         let mut service = Service {
             load,
@@ -143,6 +159,11 @@ impl<'a> Service<'a> {
             affinity,
             watch: Watch::default(),
             hooks,
+            network,
+            faults: FaultCounts::default(),
+            energy: EnergyMeter::default(),
+            began: SystemTime::now(),
+            removed: (None, 0),
             control,
             notify: Notify::new(),
             files,
@@ -156,6 +177,7 @@ impl<'a> Service<'a> {
             stopping: None,
         };
         service.welcome(&unfinished);
+        service.network.apply(prepared).iter().for_each(|line| service.say(line));
         swept.iter().for_each(|line| service.say(line));
         Ok(service)
     }
@@ -222,6 +244,7 @@ impl<'a> Service<'a> {
         self.say("stopped");
         self.tell();
         self.control.show(&watch::stop());
+        self.end_network();
         // Readers of the metrics must see that there is no service any longer; the status says that it has stopped.
         self.files.remove();
     }
@@ -242,6 +265,7 @@ impl<'a> Service<'a> {
         self.supervisor.fds().for_each(|fd| add(fd, PollFlags::IN));
         self.finder.fds().into_iter().for_each(|fd| add(fd, PollFlags::IN));
         self.hooks.fd().into_iter().for_each(|fd| add(fd, PollFlags::IN));
+        self.network.fd().into_iter().for_each(|fd| add(fd, PollFlags::IN));
         self.control.fds(&mut add);
         let left = self.tick.saturating_duration_since(Instant::now()).min(self.rest());
         ready::wait(&mut fds, left.min(TICK));
@@ -251,12 +275,16 @@ impl<'a> Service<'a> {
         let came = self.signals.read();
         self.supervisor.hear();
         self.react();
+        self.hear_network();
         self.remember();
         if came.child {
             let mut said = None;
             self.supervisor.reap(&mut |pid| {
                 let measured = self.peaks.reaped(pid, Instant::now());
-                let known = measured.is_some() || self.finder.knows(pid) || self.hooks.is(pid);
+                let known = measured.is_some()
+                    || self.finder.knows(pid)
+                    || self.hooks.is(pid)
+                    || self.network.reaped(pid);
                 said = measured.or(said.take());
                 known
             });
@@ -388,12 +416,18 @@ impl<'a> Service<'a> {
         self.look_at_store();
         self.forget_asked();
         self.notify.alive();
+        self.measure();
         self.tell();
+        self.tell_network();
     }
 
     fn look_at_store(&mut self) {
         match self.store.tidy() {
-            Ok(usage) => self.state.store = usage,
+            Ok(usage) => {
+                let base = *self.removed.0.get_or_insert(usage.removed);
+                self.state.files_removed = self.removed.1 + usage.removed.saturating_sub(base);
+                self.state.store = usage;
+            }
             Err(e) => self.complain(e.to_string()),
         }
     }
@@ -448,9 +482,12 @@ impl<'a> Service<'a> {
         let (backend, files_too_large) = (self.finder.backend(), self.finder.large);
         let why = self.state.finder.why.take();
         self.state.finder = status::FinderStatus { backend, why, held_back, files_put_off, files_too_large };
-        let own = own::together(supervisor.pids().chain(self.finder.pids()));
-        self.state.own =
-            status::ServiceUsage { resident_bytes: own.map(|o| o.0), cpu_seconds: own.map(|o| o.1) };
+        let own = own::together(supervisor.pids().chain(self.finder.pids()).chain(self.network.pid()));
+        // Between the end of a process and its being waited for, its time is nowhere.
+        let cpu = own.map(|o| o.1.max(self.state.own.cpu_seconds.unwrap_or(0.0)));
+        self.state.own = status::ServiceUsage { resident_bytes: own.map(|o| o.0), cpu_seconds: cpu };
+        self.state.totals = supervisor.totals();
+        self.state.network = self.network.status();
         let going = self.state.going().next().is_some();
         self.state.state = match (self.stopping.is_some(), going) {
             (true, _) => ServicePhase::Stopping,
@@ -502,6 +539,7 @@ impl<'a> Service<'a> {
         let sizes = |s: &ServiceSettings| (s.quota, s.file_size, s.keep);
         // First everything that may fail: either all of it takes effect or none.
         let control = (old.socket != settings.socket).then(|| Control::bind(&settings.socket)).transpose()?;
+        let network = (old.net != settings.net).then(|| self.network.prepare(&settings.net)).transpose()?;
         let elsewhere = (&old.status, &old.metrics) != (&settings.status, &settings.metrics);
         let files =
             elsewhere.then(|| StateFiles::new(&settings.status, settings.metrics.as_deref())).transpose()?;
@@ -512,6 +550,7 @@ impl<'a> Service<'a> {
             }
             self.store = store;
             if moved {
+                self.removed = (None, self.state.files_removed);
                 self.affinity.moved(self.store.place_shared());
             }
         }
@@ -522,6 +561,8 @@ impl<'a> Service<'a> {
             self.files.remove();
             self.files = files;
         }
+        self.files.per_process = settings.per_process;
+        let said = network.map(|network| self.network.apply(network)).unwrap_or_default();
         let of_recorders = |s: &ServiceSettings| (sizes(s), s.file_age, s.memory, s.cpu.to_bits());
         let same = !moved && of_recorders(old) == of_recorders(&settings);
         let rules = std::mem::replace(&mut self.settings, settings).rules;
@@ -530,6 +571,7 @@ impl<'a> Service<'a> {
             same && of(&rules) == of(&self.settings.rules)
         };
         self.affinity.change(&kept);
+        said.iter().for_each(|line| self.say(line));
         self.tell_affinity();
         self.supervisor.change(&self.settings, same);
         Ok(())

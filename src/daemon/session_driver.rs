@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use super::channel::{Channel, DumpError, RecorderCommand, WorkerEvent};
 use super::facts;
 use super::limits::ServiceLimits;
+use super::observed::Observed;
 use super::quota;
 use super::recorder::{self, Failure};
 use super::rules::Rule;
@@ -22,6 +23,7 @@ use crate::recorder::meter::Meter;
 use crate::recorder::process_tree::{self, ProcessTree};
 use crate::recorder::qos;
 use crate::recorder::recording::{Calibration, RecordingProgress, SessionCommand, SessionObserver};
+use crate::recorder::tally::RequestTally;
 use pfi::Output;
 
 /// Interval of reports on the runs to the service.
@@ -58,6 +60,8 @@ pub struct SessionDriver {
     /// Children that existed before their run was followed: (child, run).
     also: VecDeque<(u32, u32)>,
     runs: Vec<Run>,
+    /// What was seen of their requests.
+    observed: Observed,
     /// Runs to stop recording.
     leave: Vec<u32>,
     /// The process that is being attached to.
@@ -102,6 +106,7 @@ impl SessionDriver {
             waiting: VecDeque::new(),
             also: VecDeque::new(),
             runs: Vec::new(),
+            observed: Observed::default(),
             leave: Vec::new(),
             at: None,
             last: (String::new(), 0, 0),
@@ -223,6 +228,9 @@ impl SessionDriver {
             // Unheard reports are sent again, ends above all.
             self.runs.extend(some.iter().filter(|r| !told || r.ended.is_none()).cloned());
         }
+        let channel = &mut self.channel;
+        self.observed.tell(&mut |seen| channel.send(&WorkerEvent::Observed(Box::new(seen.clone()))).is_ok());
+        self.observed.keep(&|pid| self.runs.iter().any(|run| run.pid == pid));
         self.untold = self.runs.iter().filter(|r| r.ended.is_some()).count();
         self.told = Instant::now();
     }
@@ -421,6 +429,10 @@ impl SessionObserver for SessionDriver {
         if self.rule.sets_cpus() {
             self.say(&WorkerEvent::Computes(change));
         }
+    }
+
+    fn requests(&mut self, run: u32, seen: &RequestTally) {
+        self.observed.add(run, seen);
     }
 
     fn progress(&mut self, now: &RecordingProgress) {

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use super::net::endpoint::NetSettings;
 use super::rules::Rule;
 
 /// Minimum file size: a run's header and its first blocks fit many times.
@@ -31,6 +32,10 @@ pub struct ServiceSettings {
     pub status: PathBuf,
     /// Metrics file for node_exporter, `*.prom`; None: not written.
     pub metrics: Option<PathBuf>,
+    /// Metrics of each process, too.
+    pub per_process: bool,
+    /// Metrics over the network; off by default.
+    pub net: NetSettings,
     /// Control socket; its name must fit into an address (unix(7)).
     pub socket: PathBuf,
     /// A recorder without anything to record ends after this time.
@@ -65,6 +70,8 @@ impl Default for ServiceSettings {
             keep: None,
             status: "/run/profinfer/status.json".into(),
             metrics: None,
+            per_process: false,
+            net: NetSettings::default(),
             socket: "/run/profinfer/control.sock".into(),
             idle_timeout: Duration::from_secs(30),
             peaks_after: Some(Duration::from_secs(300)),

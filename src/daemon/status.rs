@@ -7,11 +7,15 @@ use std::time::{Duration, Instant, SystemTime};
 use serde::Serialize;
 
 use super::affinity::AffinityStatus;
+use super::energy::EnergyUsed;
+use super::faults::PageFaults;
 use super::hook::HookCounts;
+use super::net::NetworkStatus;
 use super::place::{OpenDir, PlaceError};
 use super::run::Run;
 use super::shun::Shunned;
 use super::store::DirectoryUsage;
+use super::totals::Totals;
 use super::waiting::HeldBack;
 use super::{clock, metrics, replace};
 use common::plain;
@@ -49,6 +53,18 @@ pub struct ServiceState {
     pub directory: String,
     pub store: DirectoryUsage,
     pub own: ServiceUsage,
+    /// Metrics over the network; None: not wanted.
+    pub network: Option<NetworkStatus>,
+    /// Only in the metrics, because they change all the time: what was seen of requests and events, recordings removed since
+    /// the service started, the machine's energy, page faults of the recorded processes.
+    #[serde(skip)]
+    pub files_removed: u64,
+    #[serde(skip)]
+    pub totals: Totals,
+    #[serde(skip)]
+    pub energy: Vec<EnergyUsed>,
+    #[serde(skip)]
+    pub faults: Option<PageFaults>,
     pub messages: Vec<Message>,
 }
 
@@ -176,12 +192,12 @@ impl ServiceState {
         plain::json(self)
     }
 
-    /// The parts that count as changes: not the time, nor the service's own cost.
+    /// The parts that count as changes: not the time, nor the service's own cost, nor that somebody reads its metrics.
     fn news(&mut self) -> serde_json::Result<String> {
-        let own = std::mem::take(&mut self.own);
+        let (own, network) = (std::mem::take(&mut self.own), std::mem::take(&mut self.network));
         self.now.clear();
         let json = plain::json(self);
-        self.own = own;
+        (self.own, self.network) = (own, network);
         json
     }
 }
@@ -211,6 +227,8 @@ fn lines(files: &[Unwritten]) -> String {
 #[derive(Debug)]
 pub struct StateFiles {
     paths: Vec<(PathBuf, Form)>,
+    /// The metrics of each process are wanted.
+    pub per_process: bool,
     last: String,
     at: Option<Instant>,
     trouble: String,
@@ -241,7 +259,8 @@ impl StateFiles {
                 removed.push(path.display().to_string());
             }
         }
-        Ok((StateFiles { paths, last: String::new(), at: None, trouble: String::new() }, removed))
+        let (last, trouble) = (String::new(), String::new());
+        Ok((StateFiles { paths, per_process: false, last, at: None, trouble }, removed))
     }
 
     /// Writes them if something changed, or if they are 10 s old.
@@ -257,7 +276,7 @@ impl StateFiles {
         for (path, form) in &self.paths {
             let text = match form {
                 Form::Json => state.json()? + "\n",
-                Form::Metrics => metrics::text(state),
+                Form::Metrics => metrics::exposition::text(&metrics::families(state, self.per_process)),
             };
             if let Err(source) = replace::replace(path, MODE, text.as_bytes()) {
                 unwritten.push(Unwritten { path: path.clone(), source });

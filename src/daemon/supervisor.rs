@@ -27,6 +27,7 @@ use super::run::Run;
 use super::settings::ServiceSettings;
 use super::shares::may_take;
 use super::shun::{self, Shun, Shunned};
+use super::totals::Totals;
 use super::trigger::Fired;
 use super::worker::WorkerHandle;
 use crate::host::maps::FileId;
@@ -78,6 +79,8 @@ pub struct Supervisor {
     /// Runs that have ended since they were last taken from here.
     pub ended: VecDeque<Run>,
     pub counts: RunCounts,
+    /// What recorders have reported, for metrics.
+    totals: Totals,
     /// Matching runs by rule; the same by rule and user, for sample-one-in.
     tally: Vec<(String, u64)>,
     sampled: VecDeque<(String, u32, u64)>,
@@ -120,6 +123,7 @@ impl Supervisor {
             table: KnownRuns::default(),
             ended: VecDeque::new(),
             counts: RunCounts::default(),
+            totals: Totals::default(),
             tally: Vec::new(),
             sampled: VecDeque::new(),
             calibration_cache: CalibrationCache::default(),
@@ -186,6 +190,11 @@ impl Supervisor {
         self.workers.len()
     }
 
+    /// Totals for metrics.
+    pub fn totals(&self) -> Totals {
+        Totals { left: self.table.left, ..self.totals.clone() }
+    }
+
     fn say(&mut self, uid: Option<u32>, text: &str) {
         let now = self.now();
         self.lines.say(uid, now, text);
@@ -208,6 +217,7 @@ impl Supervisor {
         let other = |k: &KnownRun| (k.met.pid, k.met.start) == (met.pid, met.start) && k.met.exe != met.exe;
         if let Some(i) = self.table.all.iter().position(other) {
             let known = self.table.all.remove(i);
+            self.table.left.count(&known.phase);
             if known.waits() {
                 self.counts.too_many += 1;
             } else if matches!(known.phase, RunPhase::Wanted | RunPhase::With(_)) {

@@ -29,6 +29,8 @@ pub(super) struct WorkerHandle {
     pub learns: bool,
     /// It attaches to nothing more.
     pub closed: bool,
+    /// Events of its recording, and lost ones of them, as last reported.
+    pub events: (u64, u64),
     /// Engines that it was given, by base.
     bases: Vec<FileId>,
 }
@@ -51,6 +53,7 @@ impl WorkerHandle {
             dump,
             learns,
             closed,
+            events: (0, 0),
             bases,
         }
     }

@@ -26,6 +26,7 @@ use crate::recorder::offload::SplitPlans;
 use crate::recorder::phases::OpenPhases;
 use crate::recorder::process_tree::ProcessTree;
 use crate::recorder::qos::ReturnedCall;
+use crate::recorder::requests::RequestCall;
 use crate::recorder::sequences::{CallOfBatch, Sequences};
 use crate::recorder::thread_hits::ThreadHit;
 use crate::recorder::ticks::DeviceTicks;
@@ -415,8 +416,16 @@ impl<W: Write> Drain<W> {
         match c.kind {
             CallKind::Token => {
                 self.totals.calls += 1;
-                let decode = c.single == Some(true) || c.width.max(c.n.max(0) as u32) <= 1;
+                let width = c.width.max(c.n.max(0) as u32);
+                let decode = c.single == Some(true) || width <= 1;
                 self.totals.decoded += u64::from(decode);
+                // An encoder's calls are no request's.
+                if !cut && c.detail <= 1 {
+                    let end = (device != Device::Unseen).then_some(end);
+                    let (pid, context, start) = (c.tgid, c.object, c.start);
+                    let (seq, prompt) = (None, None);
+                    self.batch_done(c.seq, &RequestCall { pid, run: 0, context, seq, prompt, width, start, end });
+                }
                 if !cut && device == Device::Unseen {
                     self.process_tree.unseen(c.tgid, end, decode);
                 } else if !cut {
@@ -458,6 +467,14 @@ impl<W: Write> Drain<W> {
                 device,
                 plan: c.plan,
             }),
+        }
+    }
+
+    /// A call on a batch has returned: one call for each sequence, where these are known.
+    fn batch_done(&mut self, token: u64, call: &RequestCall) {
+        match self.sequences.take(token) {
+            Some(parts) => parts.iter().for_each(|part| self.process_tree.batch(&part.of_call(call))),
+            None => self.process_tree.batch(call),
         }
     }
 

@@ -19,11 +19,13 @@ pub mod phases;
 pub mod process_tree;
 pub mod qos;
 pub mod recording;
+pub mod requests;
 #[cfg(test)]
 mod sample;
 pub mod sequences;
 pub mod session;
 pub mod submissions;
+pub mod tally;
 pub mod thread_hits;
 mod ticks;
 pub mod verify;

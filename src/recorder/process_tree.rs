@@ -2,6 +2,7 @@
 //! fork.
 
 use crate::recorder::meter::Meter;
+use crate::recorder::requests::{RequestCall, Requests};
 
 /// Maximum processes with their own meter, of about 6 kB each.
 pub const MOST: usize = 256;
@@ -22,7 +23,9 @@ pub struct ProcessTree {
     /// Meters of each run's first process, and of processes that have made a call. When a process ends, its counts
     /// go to its run.
     pub meters: Vec<Meter>,
-    /// Meters are wanted.
+    /// Requests, as far as calls show them.
+    pub requests: Requests,
+    /// Meters and requests are wanted.
     pub metering: bool,
     /// More processes made calls than there are meters.
     pub crowded: bool,
@@ -127,6 +130,7 @@ impl ProcessTree {
     pub fn leave(&mut self, pid: u32, t: u64) {
         self.left = self.left.max(t);
         let Ok(i) = self.at(pid) else { return };
+        self.requests.exit(pid);
         let run = self.all.remove(i).run;
         if let Some(i) = self.meters.iter().position(|m| m.pid == pid) {
             self.meters[i].ended = true;
@@ -157,6 +161,14 @@ impl ProcessTree {
     /// The same for a call whose device work ended unseen.
     pub fn unseen(&mut self, pid: u32, t: u64, decode: bool) {
         self.over(pid, t, None, decode);
+    }
+
+    /// A call on a batch has returned, for [`ProcessTree::requests`]; its run is filled in here.
+    pub fn batch(&mut self, call: &RequestCall) {
+        // A process whose run is not known is asked for, or dropped.
+        if let Some(run) = self.run_of(call.pid).filter(|&run| self.metering && run != 0) {
+            self.requests.call(&RequestCall { run, ..*call });
+        }
     }
 
     fn over(&mut self, pid: u32, t: u64, dur: Option<u64>, decode: bool) {

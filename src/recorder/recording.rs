@@ -21,6 +21,7 @@ use crate::recorder::drain::Totals;
 use crate::recorder::process_tree::ProcessTree;
 use crate::recorder::qos::Prices;
 use crate::recorder::qos::policy::{DetailStep, LevelPolicy};
+use crate::recorder::tally::RequestTally;
 use crate::recorder::verify::OpEnd;
 use pfi::Output;
 use pfi::record::Level;
@@ -169,6 +170,9 @@ pub trait SessionObserver {
     fn order(&mut self, _now: &RecordingProgress, _tree: &ProcessTree) -> Option<SessionCommand> {
         None
     }
+    /// What was seen of the requests of a run, given by its first process, since the last time; for
+    /// [`Target::Managed`].
+    fn requests(&mut self, _run: u32, _seen: &RequestTally) {}
     /// Everything that is recorded is probed for good; counters may still have to be opened. True: nothing is
     /// attached from now on.
     fn attached(&mut self, _counting: bool) -> bool {

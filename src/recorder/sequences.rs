@@ -4,6 +4,7 @@
 use std::io::Write;
 
 use crate::capture::event::{self, CHUNKS, CHUNKS_ODD, CHUNKS_OF_BATCH, MemoryWhat};
+use crate::recorder::requests::RequestCall;
 use pfi::record::{Availability, Chunk, Feature, MemoryCall, MemoryChange, Ubatch};
 use pfi::{Encoder, WriteError};
 
@@ -24,10 +25,41 @@ pub struct CallOfBatch {
 pub struct Sequences {
     /// (process, memory, context), oldest first.
     memories: heapless::Vec<(u32, u64, u64), MEMORIES>,
+    calls: heapless::Vec<CallParts, CALLS>,
     /// Tokens read and not read; batches of an unknown layout.
     read: u64,
     unread: u64,
     odd: u64,
+}
+
+/// Calls in progress whose batches are kept, and sequences of a call.
+const CALLS: usize = 16;
+const PARTS: usize = 64;
+
+/// What a call computes for one sequence.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SequencePart {
+    seq: i32,
+    tokens: u32,
+    /// Tokens whose results are wanted.
+    outputs: u32,
+}
+
+impl SequencePart {
+    /// Its share of a call.
+    pub fn of_call(&self, call: &RequestCall) -> RequestCall {
+        // A draft has results for all of its tokens.
+        let prompt = self.tokens == 1 || self.outputs < self.tokens;
+        RequestCall { seq: Some(self.seq), width: self.tokens, prompt: Some(prompt), ..*call }
+    }
+}
+
+/// The batch of a call in progress.
+struct CallParts {
+    token: u64,
+    /// All of its tokens were read, and found room.
+    whole: bool,
+    parts: heapless::Vec<SequencePart, PARTS>,
 }
 
 /// Why an engine's batches cannot be read, if it is known before any is seen.
@@ -69,6 +101,9 @@ impl Sequences {
         let unread = e.unread.saturating_add(bad);
         self.read += chunks.clone().map(|c| c.tokens).sum::<u64>();
         self.unread += u64::from(unread);
+        if let Some(token) = call.token {
+            self.keep(token, unread == 0, chunks.clone());
+        }
         let batch = Ubatch {
             token: call.token,
             pid: e.h.tgid,
@@ -81,6 +116,36 @@ impl Sequences {
             data: &[],
         };
         enc.ubatch(&batch, chunks)
+    }
+
+    /// Keeps a part of the batch of a call in progress.
+    fn keep(&mut self, token: u64, whole: bool, chunks: impl Iterator<Item = Chunk>) {
+        if !self.calls.iter().any(|c| c.token == token) {
+            // The oldest did not return.
+            if self.calls.is_full() {
+                self.calls.remove(0);
+            }
+            let _ = self.calls.push(CallParts { token, whole: true, parts: heapless::Vec::new() });
+        }
+        let Some(call) = self.calls.iter_mut().find(|c| c.token == token) else { return };
+        call.whole &= whole;
+        for c in chunks {
+            let (seq, tokens, outputs) = (c.seq as i32, c.tokens as u32, c.outputs as u32);
+            match call.parts.iter_mut().find(|p| p.seq == seq) {
+                Some(p) => {
+                    p.tokens = p.tokens.saturating_add(tokens);
+                    p.outputs = p.outputs.saturating_add(outputs);
+                }
+                None => call.whole &= call.parts.push(SequencePart { seq, tokens, outputs }).is_ok(),
+            }
+        }
+    }
+
+    /// What the call with this seq computed for each sequence; `None`: it is not known completely.
+    pub fn take(&mut self, token: u64) -> Option<heapless::Vec<SequencePart, PARTS>> {
+        let at = self.calls.iter().position(|c| c.token == token)?;
+        let call = self.calls.remove(at);
+        (call.whole && !call.parts.is_empty()).then_some(call.parts)
     }
 
     /// A call of a context whose memory is at this address.
@@ -166,4 +231,82 @@ fn change(what: u32) -> Option<MemoryChange> {
         MemoryWhat::MEMORY_DIVIDE => MemoryChange::Divide,
         _ => return None,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::capture::event::{Head, Memory};
+    use crate::capture::skel::types::chunk;
+    use crate::recorder::sample;
+    use pfi::record::Record;
+    use pfi::{EncoderConfig, Trace};
+
+    fn event(tokens: u32, unread: u32, chunks: &[(i32, i32, u32, u32)]) -> event::Ubatch {
+        let mut e = event::Ubatch {
+            h: Head { ts: 100, tgid: 5, tid: 6, ..Head::default() },
+            tokens,
+            unread,
+            n: chunks.len() as u32,
+            ..event::Ubatch::default()
+        };
+        for (slot, &(seq, pos, tokens, outputs)) in e.chunk.iter_mut().zip(chunks) {
+            *slot = chunk { seq, pos, tokens, outputs };
+        }
+        e
+    }
+
+    #[test]
+    fn what_cannot_be_is_counted_as_unread_and_memories_find_their_contexts() {
+        let mut enc =
+            Encoder::new(Vec::new(), EncoderConfig::default(), &sample::HEADER).expect("memory takes it");
+        let mut s = Sequences::default();
+        let call = |seq| CallOfBatch { token: Some(seq), context: 0x99 };
+        s.learn(5, 0x77, 0x99);
+        s.ubatch(&event(9, 0, &[(0, 4, 8, 1), (3, 7, 1, 1)]), call(1), &mut enc).expect("memory takes it");
+        s.ubatch(&event(5, 0, &[(0, 4, 3, 1), (-7, 7, 2, 1)]), call(2), &mut enc).expect("memory takes it");
+        let memory = Memory {
+            h: Head { tgid: 5, ..Head::default() },
+            object: 0x77,
+            what: MemoryWhat::MEMORY_REMOVE.0,
+            seq: 3,
+            from: 8,
+            until: -1,
+            ..Memory::default()
+        };
+        s.memory(&memory, &mut enc).expect("memory takes it");
+        s.memory(&Memory { object: 0x78, ..memory }, &mut enc).expect("memory takes it");
+        s.memory(&Memory { what: 99, ..memory }, &mut enc).expect("memory takes it");
+        let parts = s.take(1).expect("known");
+        assert_eq!(parts.iter().map(|p| (p.seq, p.tokens, p.outputs)).collect::<Vec<_>>(), [(0, 8, 1), (3, 1, 1)]);
+        assert_eq!((s.take(1), s.take(2)), (None, None));
+        s.feature(&mut enc, &BatchSource::Readable, 0).expect("memory takes it");
+        let trace = Trace::from_bytes(enc.finish(&sample::footer()).expect("memory takes it")).expect("a trace");
+        let (mut batches, mut contexts, mut features) = (Vec::new(), Vec::new(), Vec::new());
+        for i in 0..trace.blocks().len() {
+            for record in trace.block(i).expect("a whole block").records().map(|r| r.expect("a whole record")) {
+                match record {
+                    Record::Ubatch(u) => batches.push((u.tokens, u.unread, pfi::chunks(&u).count())),
+                    Record::Memory(m) => contexts.push(m.context),
+                    Record::Feature(f) => features.push((f.state, f.why.to_owned())),
+                    _ => {}
+                }
+            }
+        }
+        assert_eq!(batches, [(9, 0, 2), (5, 2, 1)]);
+        assert_eq!(contexts, [0x99, 0]);
+        assert_eq!(features, [(Availability::Partly, "2 of 14 tokens were not read".to_owned())]);
+    }
+
+    #[test]
+    fn calls_that_never_return_make_room() {
+        let mut enc =
+            Encoder::new(Vec::new(), EncoderConfig::default(), &sample::HEADER).expect("memory takes it");
+        let mut s = Sequences::default();
+        for token in 0..100 {
+            let call = CallOfBatch { token: Some(token), context: 1 };
+            s.ubatch(&event(1, 0, &[(0, 4, 1, 1)]), call, &mut enc).expect("memory takes it");
+        }
+        assert!(s.take(0).is_none() && s.take(99).is_some());
+    }
 }

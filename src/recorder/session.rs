@@ -7,6 +7,7 @@ mod extras;
 mod layers;
 mod levels;
 mod output;
+mod requests;
 mod rotate;
 mod setup;
 mod starting;
@@ -121,6 +122,8 @@ struct Session {
     managed: bool,
     /// Nothing is attached any longer.
     closed: bool,
+    /// Lost events when requests were last passed on.
+    lost_before: u64,
 }
 
 /// Records into `out` until the target ends, a limit is reached or `watch` asks to stop.
@@ -226,6 +229,7 @@ pub fn record(
         hit_ns,
         managed,
         closed: false,
+        lost_before: 0,
     };
     s.keep_budget(watch)?;
     s.write_peaks(watch)?;
@@ -581,6 +585,9 @@ impl Session {
             Err(e) => (e.to_string(), Some(e)),
         };
         self.meet_processes(watch)?;
+        if self.managed {
+            self.end_requests(watch);
+        }
         if let Some(sampler) = self.sampler.take() {
             sampler.finish(&mut self.drain.borrow_mut().enc, &mut |text| watch.tell(text))?;
         }

@@ -197,6 +197,20 @@ max-concurrent = 16                   # built in
 recorders = 16                        # built in
 recorder-timeout = \"30s\"              # built in
 
+## Metrics over the network
+
+[metrics]
+#listen = \"ADDRESS\"                   # not set
+listen-remote = false                 # built in
+per-process = false                   # built in
+
+[otlp]
+#endpoint = \"URL\"                     # not set
+#headers = [\"NAME=VALUE\"]             # not set
+#attributes = [\"NAME=VALUE\"]          # not set
+interval = \"60s\"                      # built in
+timeout = \"10s\"                       # built in
+
 ## Rules of the service
 
 [[rule]]
@@ -237,7 +251,7 @@ profinfer: board.toml:1: unknown key 'bugdet'; the nearest is 'budget'
 profinfer: board.toml:4: unknown key 'directoy'; the nearest is 'directory'
 profinfer: board.toml:6: control character in a string: in double quotes, write \\u and four digits for it
 profinfer: board.toml:7: duration is not allowed in a rule: tokens = N records the beginning of a run, ring = TIME keeps its most recent part
-profinfer: board.toml:8: unknown table [rules]: use [service] or [[rule]]
+profinfer: board.toml:8: unknown table [rules]: use [service], [metrics], [otlp] or [[rule]]
 ";
     let record = refused(&["record", "--conf", &name, "--", "true"], &[], dir.path());
     let end = "profinfer: 5 errors; for usage, run profinfer record --help\n";

@@ -14,6 +14,7 @@ fn all() -> impl Iterator<Item = (&'static Program, &'static Command)> {
 const OTHERS: &[&str] = &[
     "1,2,3",
     "A..B",
+    "ADDRESS",
     "CPU",
     "GB/S",
     "INIT",
@@ -24,6 +25,7 @@ const OTHERS: &[&str] = &[
     "MODE",
     "N",
     "NAME:SHARE",
+    "NAME=VALUE",
     "PID,...",
     "PID[:N]",
     "PLACE",
@@ -36,6 +38,7 @@ const OTHERS: &[&str] = &[
     "TEXT",
     "TIME",
     "TYPE",
+    "URL",
     "USER",
     "X",
 ];

@@ -1,12 +1,14 @@
 //! The service's settings: its own from `[service]`, those of its rules from `[[rule]]`, keys above all headings
 //! for every rule; overridden by the environment and the command line of `profinfer serve`.
 
+pub mod network;
 mod values;
 
 use std::path::{Path, PathBuf};
 
+use self::network::{METRICS, OTLP, OTLP_PREFIX};
 use self::values::{
-    absolute, address, cpu_choice, hook_time, hook_word, max_concurrent, name, prom, recorders,
+    absolute, add, address, cpu_choice, got, hook_time, hook_word, max_concurrent, name, prom, recorders,
     sample_one_in, timeout, tokens, unless_never,
 };
 use super::toml::TomlTable;
@@ -220,6 +222,8 @@ const SHARED: &[FlagGroup] = &[HOW, COUNTERS, inner::FLAGS, gpu::FLAGS, outer::F
 /// Options of `profinfer serve`; [`settings`] reads them.
 pub const GROUPS: &[FlagGroup] = &[
     SERVICE,
+    METRICS,
+    OTLP,
     FlagGroup { title: "Configuration", flags: &[FLAG] },
     HOW,
     COUNTERS,
@@ -250,6 +254,8 @@ const fn table(name: &'static str, groups: &'static [FlagGroup]) -> Command {
 /// What `profinfer serve` accepts, for callers without its command line.
 pub static SERVE: Command = table("serve", GROUPS);
 static OF_SERVICE: Command = table("service", &[SERVICE]);
+static OF_METRICS: Command = table("metrics", &[METRICS]);
+static OF_OTLP: Command = table("otlp", &[OTLP]);
 /// What a rule accepts.
 pub static RULE: Command =
     table("rule", &[OWN, HOW, COUNTERS, inner::FLAGS, gpu::FLAGS, outer::FLAGS, COST, sensors::FLAGS]);
@@ -295,25 +301,45 @@ fn told(error: &anyhow::Error) -> Vec<String> {
 pub(super) fn take(table: &mut TomlTable, file: &mut File, faults: &mut Faults) {
     let what = super::short(&table.name);
     match (table.name.as_str(), table.many) {
-        ("service", false) if file.service_line > 0 => {
-            faults.add(table.line, format!("[service] is given twice: first in line {}", file.service_line));
-        }
-        ("service", true) => faults.add(table.line, "[service] must be in single brackets".to_owned()),
         ("rule", false) => faults.add(table.line, "[[rule]] must be in double brackets".to_owned()),
-        ("service", _) | ("rule", _) => {}
+        ("rule", true) => {}
+        (name @ ("service" | "metrics" | "otlp"), many) => {
+            if many {
+                faults.add(table.line, format!("[{name}] must be in single brackets"));
+            } else if let Some((_, line)) = file.tables.iter().find(|(of, _)| of == name) {
+                faults.add(table.line, format!("[{name}] is given twice: first in line {line}"));
+            }
+            file.tables.push((name.to_owned(), table.line));
+        }
         _ => {
-            faults.add(table.line, format!("unknown table [{what}]: use [service] or [[rule]]"));
+            faults.add(
+                table.line,
+                format!("unknown table [{what}]: use [service], [metrics], [otlp] or [[rule]]"),
+            );
             return;
         }
     }
-    let (command, why): (_, fn(&str) -> Option<&'static str>) =
-        if table.name == "rule" { (&RULE, not_of_a_rule) } else { (&OF_SERVICE, not_of_the_service) };
-    known_only(table, why, faults);
-    let given = keys(command, &table.entries, faults);
+    type Why = fn(&str) -> Option<&'static str>;
+    let (command, why): (_, Why) = match table.name.as_str() {
+        "rule" => (&RULE, not_of_a_rule),
+        "metrics" => (&OF_METRICS, not_of_metrics),
+        "otlp" => (&OF_OTLP, |_| None),
+        _ => (&OF_SERVICE, not_of_the_service),
+    };
+    // The options have a prefix that the keys have not, and what is said of them here must not have.
+    let mut own = Faults::default();
+    if table.name == "otlp" {
+        table.entries.iter_mut().for_each(|entry| entry.key.insert_str(0, OTLP_PREFIX));
+    }
+    known_only(table, why, &mut own);
+    let given = keys(command, &table.entries, &mut own);
+    for (line, what) in own.0 {
+        faults.add(line, if table.name == "otlp" { what.replace(OTLP_PREFIX, "") } else { what });
+    }
     match table.name.as_str() {
-        "service" => (file.service, file.service_line) = (given, table.line),
-        _ if file.rules.len() < MOST_RULES => file.rules.push((table.line, given)),
-        _ => faults.add(table.line, format!("more than {MOST_RULES} rules")),
+        "rule" if file.rules.len() < MOST_RULES => file.rules.push((table.line, given)),
+        "rule" => faults.add(table.line, format!("more than {MOST_RULES} rules")),
+        _ => file.service.extend(given),
     }
 }
 
@@ -324,11 +350,19 @@ fn has(group: &FlagGroup, key: &str) -> bool {
 fn not_of_a_rule(key: &str) -> Option<&'static str> {
     let why = NOT_OF_A_RULE.iter().find(|(name, _)| *name == key).map(|(_, why)| *why);
     why.or(has(&SERVICE, key).then_some("applies to all rules: put it in [service]"))
+        .or(has(&METRICS, key).then_some("applies to all rules: put it in [metrics]"))
+}
+
+fn not_of_metrics(key: &str) -> Option<&'static str> {
+    has(&SERVICE, key).then_some("belongs in [service]")
 }
 
 fn not_of_the_service(key: &str) -> Option<&'static str> {
     if has(&OWN, key) {
         return Some("belongs in a [[rule]]");
+    }
+    if has(&METRICS, key) {
+        return Some("belongs in [metrics]");
     }
     let recording = RECORD.flags().any(|f| f.name == key && f.is_key());
     recording.then_some("is a recording option: put it above all headings, or in a [[rule]]")
@@ -339,6 +373,8 @@ pub(super) fn not_of_record(key: &str) -> Option<&'static str> {
     match key {
         _ if RECORD.flags().any(|f| f.name == key) => None,
         _ if has(&SERVICE, key) => Some("belongs in [service]"),
+        _ if has(&METRICS, key) => Some("belongs in [metrics]"),
+        _ if has(&OTLP, key) => Some("belongs in [otlp], without 'otlp-'"),
         _ => has(&OWN, key).then_some("belongs in a [[rule]]"),
     }
 }
@@ -542,6 +578,8 @@ fn service(all: &Args, wrong: &mut Vec<String>) -> ServiceSettings {
         keep,
         status: status.unwrap_or_default(),
         metrics,
+        per_process: all.flag("per-process"),
+        net: network::settings(all, wrong),
         socket: socket.unwrap_or_default(),
         idle_timeout: idle_timeout.unwrap_or(built_in.idle_timeout),
         peaks_after,
@@ -552,24 +590,6 @@ fn service(all: &Args, wrong: &mut Vec<String>) -> ServiceSettings {
         recorder_timeout: silence.unwrap_or(built_in.recorder_timeout),
         rules: Vec::new(),
         warnings: Vec::new(),
-    }
-}
-
-/// The parsed value; a mistake is added to `wrong`.
-fn got<T>(read: Result<T, Usage>, wrong: &mut Vec<String>) -> Option<T> {
-    match read {
-        Ok(value) => Some(value),
-        Err(usage) => {
-            usage.mistakes().iter().for_each(|mistake| add(wrong, mistake.clone()));
-            None
-        }
-    }
-}
-
-/// Adds a mistake once: one above all headings is wrong for every rule.
-fn add(wrong: &mut Vec<String>, mistake: String) {
-    if !wrong.contains(&mistake) {
-        wrong.push(mistake);
     }
 }
 

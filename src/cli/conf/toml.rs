@@ -55,7 +55,7 @@ pub enum ItemKind {
 }
 
 /// Tables that may also be values, or named before a dot.
-const SERVICE: &str = "service";
+const SINGLE: [&str; 3] = ["service", "metrics", "otlp"];
 const RULE: &str = "rule";
 
 /// Parses a text. The first table is the one without a heading; it always exists. A key with a mistake in its lines
@@ -160,7 +160,7 @@ impl<'a> Reader<'a> {
         let mut parts = &self.key[..];
         if let [first, rest @ ..] = parts
             && (table, rest.is_empty()) == (0, false)
-            && [SERVICE, RULE].contains(&first.as_str())
+            && (SINGLE.contains(&first.as_str()) || first == RULE)
         {
             let named = |i: &&usize| self.tables.get(**i).is_some_and(|t| t.name == *first);
             table = match self.dotted.iter().find(named) {
@@ -281,10 +281,11 @@ impl EventReceiver for Reader<'_> {
     }
 
     fn inline_table_open(&mut self, span: Span, error: &mut dyn ErrorSink) -> bool {
-        let name = match self.open.last() {
-            None if self.is(SERVICE) => SERVICE,
-            None if self.is(RULE) => RULE,
-            Some(OpenValue::Rules) => RULE,
+        let single = SINGLE.into_iter().find(|name| self.is(name));
+        let name = match (self.open.last(), single) {
+            (None, Some(name)) => name,
+            (None, None) if self.is(RULE) => RULE,
+            (Some(OpenValue::Rules), _) => RULE,
             _ => return self.refuse("expected a value, not a table", span, error),
         };
         let many = !self.open.is_empty();

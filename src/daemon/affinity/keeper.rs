@@ -173,7 +173,7 @@ fn start() -> io::Result<PipeWriter> {
 fn watch(mut wait: PipeReader) {
     call_itself(c"profinfer-cpus");
     // A descriptor of the service left open here would keep its locks and its socket.
-    close_all_but(wait.as_fd());
+    close_all_but(&[wait.as_fd()]);
     detach();
     drop(capset::keep(capset::READ | capset::NICE));
     let mut held: Vec<ProcessId> = Vec::new();

@@ -75,7 +75,7 @@ pub fn model_of(pid: u32) -> Option<String> {
 }
 
 /// The value of `-m` or `--model` in a command line whose words end with a zero.
-fn model_argument(line: &[u8]) -> Option<String> {
+pub(in crate::daemon) fn model_argument(line: &[u8]) -> Option<String> {
     let mut words = line.split(|&b| b == 0).map(String::from_utf8_lossy);
     while let Some(word) = words.next() {
         if matches!(&*word, "-m" | "--model") {

@@ -2,15 +2,28 @@
 
 use proptest::prelude::*;
 
+use super::super::energy::EnergyUsed;
+use super::super::faults::PageFaults;
+use super::super::known::LeftRuns;
+use super::super::net::NetworkStatus;
+use super::super::run::Run;
 use super::super::status::{ServiceUsage, StatusCounts};
 use super::super::store::DirectoryUsage;
 use super::*;
+use crate::recorder::tally::{ObservedRequest, RequestTally};
+
+/// Maximum runs with lines of their own.
+const RUNS: usize = 100;
+
+fn text(state: &ServiceState) -> String {
+    exposition::text(&families(state, true))
+}
 
 /// One line with a value: name, ordered labels, value.
 type Sample = (String, Vec<(String, String)>, f64);
 
 /// Parses the text as strictly as its format is specified: a HELP and a TYPE line before the samples of each
-/// metric, samples of a metric together, and no duplicate.
+/// metric, samples of a metric together, and no duplicate. Histograms are checked by [`complete`].
 fn read(text: &str) -> Result<Vec<Sample>, String> {
     let mut all: Vec<Sample> = Vec::new();
     let mut families: Vec<(String, String)> = Vec::new();
@@ -26,13 +39,18 @@ fn read(text: &str) -> Result<Vec<Sample>, String> {
             if name != helped || families.iter().any(|(n, _)| n == name) {
                 return Err(format!("{name} is typed twice, or without a HELP line"));
             }
-            if !["gauge", "counter"].contains(&kind) || (kind == "counter") != name.ends_with("_total") {
+            let known = ["gauge", "counter", "histogram"].contains(&kind);
+            if !known || (kind == "counter") != name.ends_with("_total") {
                 return Err(format!("{name} is no {kind}"));
             }
             families.push((name.to_owned(), kind.to_owned()));
         } else {
             let sample = sample(line).ok_or_else(|| format!("no sample: {line:?}"))?;
-            if families.last().is_none_or(|(name, _)| *name != sample.0) {
+            let is_of = |(name, kind): &(String, String)| match kind.as_str() {
+                "histogram" => ["_bucket", "_sum", "_count"].iter().any(|s| sample.0 == format!("{name}{s}")),
+                _ => *name == sample.0,
+            };
+            if !families.last().is_some_and(is_of) {
                 return Err(format!("{} stands in another's place", sample.0));
             }
             if all.iter().any(|s| (&s.0, &s.1) == (&sample.0, &sample.1)) {
@@ -41,10 +59,40 @@ fn read(text: &str) -> Result<Vec<Sample>, String> {
             all.push(sample);
         }
     }
-    match families.iter().find(|(name, _)| !all.iter().any(|s| s.0 == *name)) {
-        Some((name, _)) => Err(format!("{name} has no sample")),
-        None => Ok(all),
+    for (name, kind) in &families {
+        let has = |name: &str| all.iter().any(|s| s.0 == name);
+        match kind.as_str() {
+            "histogram" => complete(&all, name)?,
+            _ if has(name) => {}
+            _ => return Err(format!("{name} has no sample")),
+        }
     }
+    Ok(all)
+}
+
+/// Checks a histogram: its buckets grow, and the last one is the count.
+fn complete(all: &[Sample], name: &str) -> Result<(), String> {
+    let of = |suffix: &'static str| all.iter().filter(move |s| s.0 == format!("{name}{suffix}"));
+    if of("_count").count() == 0 || of("_count").count() != of("_sum").count() {
+        return Err(format!("{name} has no count, or not all sums"));
+    }
+    for count in of("_count") {
+        let without = |s: &Sample| s.1.iter().filter(|(l, _)| l != "le").cloned().collect::<Vec<_>>();
+        let buckets: Vec<&Sample> =
+            all.iter().filter(|s| s.0 == format!("{name}_bucket") && without(s) == count.1).collect();
+        let le = |s: &Sample| s.1.iter().find(|(l, _)| l == "le").and_then(|(_, le)| le.parse::<f64>().ok());
+        let bounds: Vec<Option<f64>> = buckets.iter().map(|s| le(s)).collect();
+        let counts: Vec<f64> = buckets.iter().map(|s| s.2).collect();
+        let last = bounds.last().copied().flatten();
+        if !bounds.is_sorted()
+            || !counts.is_sorted()
+            || last != Some(f64::INFINITY)
+            || counts.last() != Some(&count.2)
+        {
+            return Err(format!("{name}: {bounds:?} {counts:?} of {}", count.2));
+        }
+    }
+    Ok(())
 }
 
 fn named(text: &str) -> bool {
@@ -129,6 +177,9 @@ fn state() -> ServiceState {
     state.store =
         DirectoryUsage { files: 3, writing: 1, bytes: 5000, counted: 70_000, quota: 1 << 29, removed: 77 };
     state.own = ServiceUsage { resident_bytes: Some(4_300_000), cpu_seconds: Some(1.25) };
+    state.files_removed = 77;
+    state.totals.left = LeftRuns { ignored: 4, sampled: 2 };
+    state.totals.add_events("chat", 9_007_199_254, 3);
     state.run(&recorded());
     state.run(&Run { pid: 43, exe: "/bin/new".into(), ..Run::default() });
     state.run(&Run { pid: 44, ended: Some("exited".into()), ..recorded() });
@@ -159,11 +210,10 @@ fn every_number_is_told_in_base_units() {
     let run = |name: &str| value(&all, name, ("pid", "42"));
     assert_eq!((run("run_tokens_total"), run("run_ttft_seconds")), (Some(1234.0), Some(1.5)));
     assert_eq!((run("run_tokens_per_second"), run("run_cost_ratio")), (Some(27.5), Some(0.008)));
-    let recorder = |name: &str| value(&all, name, ("recorder", "900"));
-    assert_eq!(recorder("recorder_events_total"), Some(9_007_199_254.0));
-    assert_eq!(recorder("recorder_events_lost_total"), Some(3.0));
-    let tpot = |quantile| value(&all, "run_tpot_seconds", ("quantile", quantile));
-    assert_eq!((tpot("0.5"), tpot("0.9"), tpot("0.99")), (Some(0.036), None, Some(0.0485)));
+    let of_rule = |name: &str| value(&all, name, ("rule", "chat"));
+    assert_eq!((of_rule("events_total"), of_rule("events_lost_total")), (Some(9_007_199_254.0), Some(3.0)));
+    let tpot = |percentile| value(&all, "run_tpot_seconds", ("percentile", percentile));
+    assert_eq!((tpot("50"), tpot("90"), tpot("99")), (Some(0.036), None, Some(0.0485)));
     assert_eq!(value(&all, "run_level_info", ("level", "op")), Some(1.0));
     // An unknown value is not zero, and an ended run has no line.
     assert_eq!(value(&all, "run_ttft_seconds", ("pid", "43")), None);
@@ -176,32 +226,129 @@ fn every_number_is_told_in_base_units() {
 fn an_idle_service_has_no_lines_without_values() {
     let text = text(&ServiceState::new("1"));
     let all = read(&text).unwrap_or_else(|e| panic!("{e}\n{text}"));
-    let of_one = |s: &Sample| s.0.starts_with("profinfer_run_") || s.0.starts_with("profinfer_recorder_");
-    assert!(!all.iter().any(of_one), "{text}");
-    assert_eq!(value(&all, "resident_memory_bytes", ("", "")), None);
+    assert!(
+        all.iter().all(|s| s.0.starts_with("profinfer_") && !s.0.starts_with("profinfer_run_")),
+        "{text}"
+    );
+    for unknown in
+        ["tokens_total", "events_total", "scrapes_total", "otlp_exports_total", "resident_memory_bytes"]
+    {
+        assert_eq!(value(&all, unknown, ("", "")), None);
+    }
 }
 
 #[test]
-fn a_recorders_counters_stand_once_however_many_runs_it_has() {
-    let mut state = ServiceState::new("1");
-    // Two that share a recorder, the first reported a moment earlier; one of another recorder; one that waits, and
-    // one that has ended.
-    state.run(&Run { pid: 1, seen: 90, lost: 3, ..recorded() });
-    state.run(&Run { pid: 2, seen: 100, lost: 4, ..recorded() });
-    state.run(&Run { pid: 3, seen: 7, lost: 1, recorder: Some(901), rule: "other".into(), ..recorded() });
-    state.run(&Run { pid: 4, seen: 1000, lost: 1000, recorder: None, ..recorded() });
-    state.run(&Run { pid: 5, seen: 1000, recorder: Some(902), ended: Some("exited".into()), ..recorded() });
+fn no_label_names_a_process_unless_asked_for() {
+    let mut state = state();
+    state.totals.models.add(&model(Some("m")), 0);
+    let text = exposition::text(&families(&state, false));
+    let all = read(&text).unwrap_or_else(|e| panic!("{e}\n{text}"));
+    let labels: std::collections::BTreeSet<&str> =
+        all.iter().flat_map(|s| s.1.iter().map(|(label, _)| label.as_str())).collect();
+    let known = [
+        "gen_ai_operation_name",
+        "gen_ai_provider_name",
+        "gen_ai_request_model",
+        "ggml_quantization",
+        "le",
+        "outcome",
+        "reason",
+        "rule",
+        "state",
+        "version",
+    ];
+    assert!(labels.into_iter().eq(known), "{text}");
+}
+
+/// What was seen of two requests of a model.
+fn model(name: Option<&str>) -> ModelTally {
+    let mut tally = RequestTally { tokens: 7, ..RequestTally::default() };
+    for ms in [50, 300] {
+        tally.observe_request(&ObservedRequest {
+            first_token_ns: Some(ms * 1_000_000),
+            output_token_ns: &[30_000_000; 3],
+            duration_ns: Some(90_000_000),
+        });
+    }
+    tally.miss(Unobserved::NoPrompt);
+    let quantization = name.map(|_| "Q4_K_M".to_owned());
+    ModelTally { model: ModelLabel { name: name.map(str::to_owned), quantization }, tally }
+}
+
+#[test]
+fn requests_are_cumulative_histograms_by_model() {
+    let mut state = state();
+    state.totals.models.add(&model(Some("A \"model\"")), 0);
+    state.totals.models.add(&model(Some("A \"model\"")), 0);
+    state.totals.models.add(&model(None), 1000);
     let text = text(&state);
     let all = read(&text).unwrap_or_else(|e| panic!("{e}\n{text}"));
-    let sum = |name: &str| -> f64 { all.iter().filter(|s| s.0 == name).map(|s| s.2).sum() };
-    assert_eq!(sum("profinfer_recorder_events_total"), 107.0, "{text}");
-    assert_eq!(sum("profinfer_recorder_events_lost_total"), 5.0, "{text}");
-    assert_eq!(value(&all, "recorder_events_total", ("rule", "other")), Some(7.0));
-    // A recorder's totals belong to no process.
-    assert!(
-        !all.iter().any(|s| s.0.contains("events") && s.1.iter().any(|(label, _)| label == "pid")),
-        "{text}"
-    );
+    let of = |name: &str, le: &str, model: Option<&str>| {
+        let has = |s: &&Sample, label: &str, text: &str| {
+            s.1.iter().any(|(l, v)| (l.as_str(), v.as_str()) == (label, text))
+        };
+        let named = |s: &&Sample| s.1.iter().any(|(l, _)| l == "gen_ai_request_model");
+        let mut those = all.iter().filter(|s| {
+            s.0 == format!("gen_ai_server_{name}")
+                && (le.is_empty() || has(s, "le", le))
+                && model.map_or(!named(s), |model| has(s, "gen_ai_request_model", model))
+        });
+        those.next().map(|s| s.2)
+    };
+    let name = Some("A \"model\"");
+    assert_eq!(of("time_to_first_token_seconds_bucket", "0.04", name), Some(0.0));
+    assert_eq!(of("time_to_first_token_seconds_bucket", "0.06", name), Some(2.0));
+    assert_eq!(of("time_to_first_token_seconds_bucket", "0.5", name), Some(4.0));
+    assert_eq!(of("time_to_first_token_seconds_bucket", "+Inf", name), Some(4.0));
+    assert_eq!(of("time_to_first_token_seconds_sum", "", name), Some(0.7));
+    assert_eq!(of("time_per_output_token_seconds_count", "", name), Some(12.0));
+    assert_eq!(of("time_per_output_token_seconds_bucket", "0.05", None), Some(6.0));
+    assert_eq!(of("request_duration_seconds_bucket", "0.16", None), Some(2.0));
+    let number = |bounds: &[u64]| bounds.len() + 1;
+    let of_model = |name: &str| {
+        let labels = |s: &&Sample| s.1.iter().any(|(l, v)| l == "ggml_quantization" && v == "Q4_K_M");
+        all.iter().filter(|s| s.0 == format!("gen_ai_server_{name}_bucket")).filter(labels).count()
+    };
+    assert_eq!(of_model("time_to_first_token_seconds"), number(&FIRST_TOKEN_NS));
+    assert_eq!(of_model("time_per_output_token_seconds"), number(&OUTPUT_TOKEN_NS));
+    assert_eq!(of_model("request_duration_seconds"), number(&DURATION_NS));
+    assert_eq!(value(&all, "tokens_total", ("ggml_quantization", "Q4_K_M")), Some(14.0));
+    assert_eq!(value(&all, "requests_unobserved_total", ("reason", "prompt not seen")), Some(2.0));
+    let les: Vec<&str> = text
+        .lines()
+        .filter(|l| l.starts_with("gen_ai_server_time_to_first_token_seconds_bucket") && l.contains("Q4_K_M"))
+        .filter_map(|l| l.split("le=\"").nth(1)?.split('"').next())
+        .collect();
+    let wanted = [
+        "0.001", "0.005", "0.01", "0.02", "0.04", "0.06", "0.08", "0.1", "0.25", "0.5", "0.75", "1", "2.5",
+        "5", "7.5", "10", "+Inf",
+    ];
+    assert_eq!(les, wanted);
+}
+
+#[test]
+fn hardware_and_network_are_told_where_they_are_known() {
+    let mut state = ServiceState::new("1");
+    state.energy = vec![EnergyUsed { id: "package-0".into(), kind: "cpu", joules: 12.5 }];
+    state.faults = Some(PageFaults { major: 3, minor: 40 });
+    let mut network = NetworkStatus { listen: Some("127.0.0.1:1".into()), ..NetworkStatus::default() };
+    (network.scrapes.served, network.exports.dropped) = (5, 2);
+    state.network = Some(network.clone());
+    let of = |state: &ServiceState, name: &str, label: (&str, &str)| {
+        let text = text(state);
+        let all = read(&text).unwrap_or_else(|e| panic!("{e}\n{text}"));
+        let has = |s: &&Sample| s.1.iter().any(|(l, v)| (l.as_str(), v.as_str()) == label);
+        all.iter().filter(|s| s.0 == name).find(has).map(|s| s.2)
+    };
+    assert_eq!(of(&state, "hw_energy_joules_total", ("hw_type", "cpu")), Some(12.5));
+    let faults = |kind| of(&state, "process_paging_faults_total", ("system_paging_fault_type", kind));
+    assert_eq!((faults("major"), faults("minor")), (Some(3.0), Some(40.0)));
+    assert_eq!(of(&state, "profinfer_scrapes_total", ("answer", "metrics")), Some(5.0));
+    assert_eq!(of(&state, "profinfer_otlp_exports_total", ("outcome", "dropped")), None);
+    state.network =
+        Some(NetworkStatus { endpoint: Some("http://x:1/v1/metrics".into()), listen: None, ..network });
+    assert_eq!(of(&state, "profinfer_scrapes_total", ("answer", "metrics")), None);
+    assert_eq!(of(&state, "profinfer_otlp_exports_total", ("outcome", "dropped")), Some(2.0));
 }
 
 #[test]
@@ -229,5 +376,42 @@ proptest! {
         prop_assert!(all.is_ok(), "{}\n{text}", all.unwrap_err());
         let told = value(&all.unwrap(), "run_tokens_per_second", ("pid", "42"));
         prop_assert!(told.is_some_and(|t| t == rate || t.is_nan() && rate.is_nan()));
+    }
+}
+
+/// Writes what two services expose, earlier and later, and what the first one pushes, for `tests/service/metrics.py`:
+/// other programs read it there.
+#[test]
+fn samples_for_other_programs() {
+    let Some(dir) = std::env::var_os("PROFINFER_METRICS_SAMPLES") else { return };
+    let dir = std::path::Path::new(&dir);
+    let write = |name: &str, text: &str| std::fs::write(dir.join(name), text).expect("written");
+    for (name, requests) in [("a-0", 3u32), ("a-1", 40), ("b-0", 2), ("b-1", 20)] {
+        let mut state = state();
+        state.energy = vec![EnergyUsed { id: "package-0".into(), kind: "cpu", joules: f64::from(requests) }];
+        state.faults = Some(PageFaults { major: 1, minor: u64::from(requests) });
+        state.network = Some(NetworkStatus {
+            listen: Some("127.0.0.1:1".into()),
+            endpoint: Some("http://127.0.0.1:2/v1/metrics".into()),
+            ..NetworkStatus::default()
+        });
+        state.totals.models.add(&model(None), 0);
+        for n in 0..requests {
+            let mut seen = model(Some("A \"model\"\\of\nmine"));
+            // Those of the second service are slower.
+            let slow = if name.starts_with('b') { 8 } else { 1 };
+            let tokens = [u64::from(n + 1) * 2_000_000 * slow; 5];
+            seen.tally.observe_request(&ObservedRequest {
+                first_token_ns: Some(u64::from(n + 1) * 11_000_000 * slow),
+                output_token_ns: &tokens,
+                duration_ns: Some(u64::from(n) * 70_000_000 * slow),
+            });
+            state.totals.models.add(&seen, 0);
+        }
+        let families = families(&state, true);
+        write(&format!("{name}.prom"), &exposition::text(&families));
+        let times = otlp::Times { began: 1_700_000_000_000_000_000, now: 1_700_000_060_000_000_000 };
+        let resource = [("service.name".to_owned(), "profinfer".to_owned())];
+        write(&format!("{name}.json"), &otlp::request(&families, &resource, "1", times));
     }
 }

@@ -14,6 +14,7 @@ use crate::daemon::known::{KnownRun, RunPhase};
 use crate::daemon::later::RecorderKey;
 use crate::daemon::lines::plain;
 use crate::daemon::run::{PROCESSES, Run, is_file_name};
+use crate::daemon::totals::ModelTally;
 use crate::daemon::trigger::Fired;
 use std::time::Duration;
 
@@ -60,7 +61,13 @@ impl Supervisor {
         let (pid, uid, rule) = (worker.recorder.pid, worker.uid, worker.rule.name.clone());
         let recorder = pid;
         match said {
-            WorkerEvent::Runs(runs) => runs.into_iter().for_each(|run| self.stand(pid, run)),
+            WorkerEvent::Runs(runs) => runs.into_iter().for_each(|run| self.stand(i, run)),
+            WorkerEvent::Observed(seen) => {
+                if seen.tally.is_plausible() {
+                    let seen = ModelTally { model: seen.model.bounded(), tally: seen.tally };
+                    self.totals.models.add(&seen, uid.unwrap_or(0));
+                }
+            }
             // Accepted once, before it has seen any engine: others rely on it.
             WorkerEvent::Calibration(calibration) => {
                 if std::mem::take(&mut worker.learns) {
@@ -140,7 +147,13 @@ impl Supervisor {
         Some((RunId { pid: run.pid, start: run.start, uid: met.uid, recorder }, run.rule.clone()))
     }
 
-    fn stand(&mut self, recorder: i32, said: Run) {
+    fn stand(&mut self, i: usize, said: Run) {
+        let worker = &mut self.workers[i];
+        let recorder = worker.recorder.pid;
+        // All runs of a recorder report the same numbers. They only grow, but a damaged recorder may say anything.
+        let (seen, lost) = (said.seen.max(worker.events.0), said.lost.max(worker.events.1));
+        let before = std::mem::replace(&mut worker.events, (seen, lost));
+        self.totals.add_events(&worker.rule.name, seen - before.0, lost - before.1);
         let same =
             |k: &&mut KnownRun| (k.run.pid, k.run.start) == (said.pid, said.start) && k.is_with(recorder);
         let Some(known) = self.table.all.iter_mut().find(same) else { return };

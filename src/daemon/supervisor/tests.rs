@@ -1,5 +1,7 @@
 //! The supervisor with recorders simulated by the test, which has their ends of the channels and sets the time.
 
+mod totals;
+
 use std::cell::{Cell, RefCell};
 use std::process::{Child, Command};
 use std::rc::Rc;

@@ -38,9 +38,12 @@ impl Supervisor {
     /// Runs whose processes have ended and that no recorder has.
     fn forget_ended(&mut self, now: Instant) {
         let mut over = Vec::new();
-        let (later, counts) = (&self.later, &mut self.counts);
+        let (later, counts, left) = (&self.later, &mut self.counts, &mut self.table.left);
         self.table.all.retain(|k| {
             let gone = !matches!(k.phase, RunPhase::With(_)) && !k.lives();
+            if gone {
+                left.count(&k.phase);
+            }
             if gone && k.waits() {
                 counts.too_many += 1;
             } else if gone && matches!(k.phase, RunPhase::Wanted) {

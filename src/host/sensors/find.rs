@@ -50,7 +50,7 @@ pub fn hint(debugfs: &Path, found: &mut Found) {
 
 /// Documentation/ABI/testing/sysfs-class-powercap: energy_uj in µJ, or power_uw in µW (arm-scmi). A nested zone is a
 /// part of its outer zone, or beside it (dram); its name has a '/'.
-fn powercap(dir: &Path, found: &mut Found) {
+pub(super) fn powercap(dir: &Path, found: &mut Found) {
     let zones: Vec<PathBuf> = entries(dir, "").into_iter().filter(|z| file_name(z).contains(':')).collect();
     let name = |zone: &Path| label(zone.join("name")).unwrap_or_else(|| file_name(zone));
     let mut modelled = false;

@@ -1,6 +1,7 @@
 //! Values of the machine's sensors during a recording: power, energy, frequencies, temperatures. They are read by a
 //! separate thread, since some drivers are slow.
 
+mod counters;
 mod cpu_times;
 mod find;
 mod found;
@@ -19,6 +20,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, s
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+pub use self::counters::{EnergyCounter, energy_counters};
 use self::find::{MAX_SENSORS, find};
 use self::found::{Found, FoundSensor, Roots};
 pub use self::meter::{MeterError, MeterFile};

@@ -49,6 +49,7 @@ impl Session {
             self.stamp();
         }
         self.place_unattributed(watch)?;
+        self.tell_requests(now, watch);
         loop {
             let order = watch.order(now, &self.drain.borrow().process_tree);
             self.drain.borrow_mut().process_tree.meters.retain(|m| !m.over);
@@ -140,6 +141,7 @@ impl Session {
             // This also shows the children born meanwhile.
             self.take_all()?;
             for pid in all {
+                self.drain.borrow_mut().process_tree.requests.stop(Some(pid));
                 self.drain.borrow_mut().part(pid, usage::now())?;
                 self.forget(pid);
             }

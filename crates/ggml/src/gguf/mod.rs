@@ -5,6 +5,7 @@
 //! the tensor data, with each tensor aligned again. Little-endian; a string is its length (u64) followed by its
 //! bytes.
 
+pub mod general;
 pub mod reader;
 pub mod types;
 pub mod writer;

@@ -6,6 +6,7 @@ use std::time::Duration;
 use super::super::read;
 use super::*;
 use crate::cli::args::Parsed;
+use crate::daemon::net::endpoint::NetSettings;
 use pfi::record::Level;
 
 /// The settings from a text, below a command line and an environment.
@@ -240,8 +241,47 @@ fn names_of_sockets_are_short() {
 }
 
 #[test]
+fn metrics_go_over_the_network_where_it_is_said() {
+    let s = of(
+        "[metrics]\nlisten = \"localhost:9464\"\nper-process = true\n\n[otlp]\nendpoint = \"http://a:4318\"\n\
+                headers = [\"x-a=b, c\", \"x-d = e\"]\nattributes = \"env=lab\"\ninterval = \"5s\"",
+    );
+    assert_eq!(
+        (s.net.listen.map(|a| a.to_string()).as_deref(), s.per_process),
+        (Some("127.0.0.1:9464"), true)
+    );
+    let otlp = s.net.otlp.expect("an endpoint");
+    assert_eq!(otlp.endpoint.to_string(), "http://a:4318/v1/metrics");
+    let pairs = |all: &[(String, String)]| all.iter().map(|(a, b)| format!("{a}={b}")).collect::<Vec<_>>();
+    assert_eq!(
+        (pairs(&otlp.headers), pairs(&otlp.attributes)),
+        (vec!["x-a=b, c".into(), "x-d=e".into()], vec!["env=lab".into()])
+    );
+    assert_eq!((otlp.interval.as_secs(), otlp.timeout.as_secs()), (5, 10));
+    // Without a receiver the rest says nothing.
+    assert_eq!(of("[otlp]\ninterval = \"5s\"").net, NetSettings::default());
+    let line = ["--listen", "127.0.0.1:1", "--otlp-endpoint", "http://b:1"];
+    let s = under(&line, &[("PROFINFER_OTLP_INTERVAL", "7s")], "[metrics]\nlisten = \"127.0.0.1:2\"")
+        .expect("right");
+    let otlp = s.net.otlp.expect("an endpoint");
+    assert_eq!(
+        (s.net.listen.map(|a| a.port()), otlp.endpoint.host.as_str(), otlp.interval.as_secs()),
+        (Some(1), "b", 7)
+    );
+    for address in ["0.0.0.0:9464", "192.0.2.1:9464", "[::]:9464"] {
+        let text = format!("[metrics]\nlisten = \"{address}\"\n");
+        let said = wrong(&text);
+        assert!(
+            said.len() == 1 && said[0].starts_with("f:2: listen ") && said[0].contains("listen-remote"),
+            "{said:?}"
+        );
+        assert_eq!(wrong(&format!("{text}listen-remote = true")), Vec::<String>::new());
+    }
+}
+
+#[test]
 fn every_key_has_a_check() {
-    for flag in [SERVICE, OWN].iter().flat_map(|g| g.flags).filter(|f| !f.is_switch()) {
+    for flag in [SERVICE, METRICS, OTLP, OWN].iter().flat_map(|g| g.flags).filter(|f| !f.is_switch()) {
         let bad = match flag.value {
             "PATTERN" => "",
             // A word of a command may be any text.

@@ -1,8 +1,9 @@
-//! The values of the service's keys: parsers, and checks of paths.
+//! The values of the service's keys: parsers, checks of paths, and mistakes in them.
 
 use std::path::Path;
 use std::time::Duration;
 
+use crate::cli::args::Usage;
 use crate::cli::values::{span, whole};
 use crate::daemon::rules::CpuChoice;
 
@@ -86,4 +87,22 @@ pub(super) fn sample_one_in(text: &str) -> Result<u32, String> {
 
 pub(super) fn tokens(text: &str) -> Result<u64, String> {
     whole(1, u64::MAX)(text)
+}
+
+/// The parsed value; a mistake is added to `wrong`.
+pub(super) fn got<T>(read: Result<T, Usage>, wrong: &mut Vec<String>) -> Option<T> {
+    match read {
+        Ok(value) => Some(value),
+        Err(usage) => {
+            usage.mistakes().iter().for_each(|mistake| add(wrong, mistake.clone()));
+            None
+        }
+    }
+}
+
+/// Adds a mistake once: one above all headings is wrong for every rule.
+pub(super) fn add(wrong: &mut Vec<String>, mistake: String) {
+    if !wrong.contains(&mistake) {
+        wrong.push(mistake);
+    }
 }

@@ -1,0 +1,42 @@
+//! Requests of a managed recording: what may have been missed, and passing on their sums.
+
+use super::Session;
+use crate::capture::skel::types::ev_kind;
+use crate::host::usage;
+use crate::recorder::recording::{RecordingProgress, SessionObserver};
+use pfi::record::Detail;
+
+impl Session {
+    /// Passes on what was seen of requests since the last time.
+    pub(super) fn tell_requests(&mut self, now: &RecordingProgress, watch: &mut dyn SessionObserver) {
+        let gaps = now.level.level == Detail::Nothing || now.level.has_windows();
+        // The statistics take a system call for each kind of event.
+        let lost = (now.lost != self.lost_before).then(|| self.lost_calls());
+        self.lost_before = now.lost;
+        let requests = &mut self.drain.borrow_mut().process_tree.requests;
+        lost.into_iter().for_each(|lost| requests.lost(lost));
+        requests.gaps(gaps);
+        requests.rest(usage::now(), now.call.map(|(begun, _)| begun));
+        while let Some((run, tally)) = requests.take() {
+            watch.requests(run, &tally);
+        }
+    }
+
+    /// The recording ends: so do all requests, as far as they can be observed.
+    pub(super) fn end_requests(&mut self, watch: &mut dyn SessionObserver) {
+        let lost = self.lost_calls();
+        let requests = &mut self.drain.borrow_mut().process_tree.requests;
+        requests.lost(lost);
+        requests.stop(None);
+        while let Some((run, tally)) = requests.take() {
+            watch.requests(run, &tally);
+        }
+    }
+
+    /// Lost events of calls on batches.
+    fn lost_calls(&self) -> u64 {
+        let kinds = self.source.event_stats().kinds;
+        let lost = |kind: ev_kind| kinds[kind.0 as usize].lost;
+        lost(ev_kind::EV_TOKEN_ENTER) + lost(ev_kind::EV_TOKEN_EXIT)
+    }
+}
