@@ -175,7 +175,7 @@ faults: fixtures ## make each system call of recorders and services fail once, o
 
 ##@ Measure
 BENCHES := structure fidelity cost start causes budget size report export diff switches service runner ablation gpu advice predict tune
-.PHONY: $(BENCHES:%=bench-%) bench-arm-cost
+.PHONY: $(BENCHES:%=bench-%) bench-arm-cost bench-dataset
 bench-structure: ## hits and structure compared with the engine's own dump
 bench-fidelity: ## tokens/s and op times compared with the engine's own figures
 bench-cost: ## slowdown of the engine at each level
@@ -185,6 +185,10 @@ bench-runner: ## ggml-runner compared with llama.cpp and the machine's peaks
 bench-ablation: ## what each part of ggml-runner gains
 bench-report: ## speed of report on ten million op slices
 bench-export: ## speed, memory and size of export on ten million op slices
+bench-dataset: ## simulate a fleet of 200 boards with 50 runs each, and ask it the questions of docs/SQL.md
+	$(call say,a fleet of 10 000 runs)
+	PROFINFER_FLEET=200x50 $(CARGO) test --locked --release --no-default-features --features dataset --test plain -- \
+	    --nocapture dataset_sql::
 bench-diff: ## false positives of diff between equal runs, and detection of a slow op
 bench-causes: ## cost of counters, scheduler, experts and buffer types
 bench-budget: ## check that --budget is met

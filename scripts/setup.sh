@@ -29,12 +29,13 @@ demo) command -v npm >/dev/null 2>&1 || wanted="$wanted python3 python3-pip binu
 test)
     # The service's files are checked with shellcheck, lintian and systemd, manual pages with groff and mandoc, and
     # completions in zsh and fish.
+    # Apache Spark, which asks data sets the questions of docs/SQL.md, needs a Java.
     # The last line is for guests with their own kernels: QEMU, and the tools for two of the kernels. The browser
     # opens pages of `profinfer html`; Mesa provides a Vulkan device in software. The
     # other packages of that line are for what tests/gpu compiles. `record --on` is tested against a real sshd.
     wanted="$wanted $static clang-format python3 python3-pip python3-yaml npm gdb chromium-headless-shell
         libvulkan1 libvulkan-dev glslang-tools mesa-vulkan-drivers g++ ocl-icd-libopencl1 ocl-icd-opencl-dev opencl-c-headers
-        shellcheck lintian systemd openssh-client openssh-server groff-base mandoc zsh fish qemu-user-static
+        default-jre-headless shellcheck lintian systemd openssh-client openssh-server groff-base mandoc zsh fish qemu-user-static
         qemu-system-arm device-tree-compiler gcc-aarch64-linux-gnu libc6-dev-arm64-cross bc xz-utils"
     ;;
 *) die "unknown level '$level': build, deb, demo, dist, fuzz, image or test" ;;
@@ -76,6 +77,7 @@ have() { # package
     libc6-dev-arm64-cross) [ "$(uname -m)" = aarch64 ] || [ -e /usr/aarch64-linux-gnu/include/stdio.h ] ;;
     xz-utils) command -v xz >/dev/null 2>&1 ;;
     qemu-user-static) command -v qemu-aarch64-static >/dev/null 2>&1 || command -v qemu-aarch64 >/dev/null 2>&1 ;;
+    default-jre-headless) command -v java >/dev/null 2>&1 ;;
     zlib1g-dev) [ -e /usr/include/zlib.h ] ;;
     *) return 1 ;;
     esac
@@ -159,8 +161,27 @@ perfetto() {
         --target "$dir" --require-hashes --only-binary :all: -r "$list" ||
         die "pip failed to install perfetto $version: its tests are skipped without it (make test needs it)"
 }
+
+# DuckDB and Apache Spark, for tests/fleet. Spark comes as source: what builds it is checked like the rest.
+fleet() {
+    list=$(dirname "$0")/../tests/fleet/requirements.txt
+    dir=${XDG_CACHE_HOME:-${HOME:-/root}/.cache}/profinfer/fleet
+    sum=$(sha256sum <"$list" | cut -c 1-16)
+    [ ! -e "$dir/.done-$sum" ] || return 0
+    echo "setup.sh: fetching DuckDB and Apache Spark"
+    rm -rf "$dir"
+    pip="python3 -m pip install --quiet --disable-pip-version-check --root-user-action ignore --no-cache-dir --no-deps
+        --require-hashes"
+    # shellcheck disable=SC2086
+    $pip --target "$dir/build" --only-binary :all: -r "$(dirname "$0")/../tests/fleet/build.txt" &&
+        PYTHONPATH=$dir/build $pip --target "$dir" --no-build-isolation -r "$list" ||
+        { echo "setup.sh: pip failed: tests of docs/SQL.md are skipped without it" >&2; return 0; }
+    rm -rf "$dir/build"
+    touch "$dir/.done-$sum"
+}
 [ "$level" != test ] || {
     perfetto
+    fleet
     "$(dirname "$0")/../tests/perfetto/system.sh" --fetch ||
         echo "setup.sh: without Perfetto's recorder; its test is skipped" >&2
 }
