@@ -162,6 +162,11 @@ perfetto() {
         die "pip failed to install perfetto $version: its tests are skipped without it (make test needs it)"
 }
 
+hashed() { # arguments of pip install
+    python3 -m pip install --quiet --disable-pip-version-check --root-user-action ignore --no-cache-dir --no-deps \
+        --require-hashes "$@"
+}
+
 # DuckDB and Apache Spark, for tests/fleet. Spark comes as source: what builds it is checked like the rest.
 fleet() {
     list=$(dirname "$0")/../tests/fleet/requirements.txt
@@ -170,14 +175,13 @@ fleet() {
     [ ! -e "$dir/.done-$sum" ] || return 0
     echo "setup.sh: fetching DuckDB and Apache Spark"
     rm -rf "$dir"
-    pip="python3 -m pip install --quiet --disable-pip-version-check --root-user-action ignore --no-cache-dir --no-deps
-        --require-hashes"
-    # shellcheck disable=SC2086
-    $pip --target "$dir/build" --only-binary :all: -r "$(dirname "$0")/../tests/fleet/build.txt" &&
-        PYTHONPATH=$dir/build $pip --target "$dir" --no-build-isolation -r "$list" ||
-        { echo "setup.sh: pip failed: tests of docs/SQL.md are skipped without it" >&2; return 0; }
+    if hashed --target "$dir/build" --only-binary :all: -r "$(dirname "$list")/build.txt" &&
+        (export PYTHONPATH="$dir/build" && hashed --target "$dir" --no-build-isolation -r "$list"); then
+        touch "$dir/.done-$sum"
+    else
+        echo "setup.sh: pip failed: the test of docs/SQL.md is skipped without these" >&2
+    fi
     rm -rf "$dir/build"
-    touch "$dir/.done-$sum"
 }
 [ "$level" != test ] || {
     perfetto

@@ -56,6 +56,8 @@ const MODELS: [Model; 4] = [
 const BUILDS: [(&str, &str); 2] = [("b6000", "5eed0000a1"), ("b6100", "5eed0000b2")];
 pub const SLOWER: f64 = 1.08;
 
+/// GUID of GGML's CPU backend.
+const CPU: [u8; 16] = 0xaa67c743_96e6a38a_e3afea92_36bcfc89_u128.to_be_bytes();
 /// 2026-03-02, 00:00 UTC.
 const BEGIN: u64 = 1_772_409_600_000_000_000;
 const DAY: u64 = 86_400_000_000_000;
@@ -104,6 +106,7 @@ fn record(out: File, board: u64, run: u64, runs: u64) {
     };
     let spec = Spec { layers: model.layers, weights: model.weights, experts: model.experts, ..Spec::default() };
     let mut s = Synth::of(out, spec, &origin);
+    s.backend = (CPU, "CPU");
     let scheduler = feature("scheduler", Availability::Whole, "");
     s.enc.feature(&scheduler).expect("a feature");
     s.enc.task(900, "hog").expect("a name");
@@ -164,7 +167,7 @@ impl Times<'_> {
 /// boards. Returns the number of faults with I/O.
 fn interrupted(s: &mut Synth<File>, board: u64, model: &Model, from: i64, to: i64, chance: &mut Chance) -> u64 {
     let span = (to - from).max(10);
-    let mut at = |share: f64| from + (share * span as f64) as i64;
+    let at = |share: f64| from + (share * span as f64) as i64;
     if board % 10 == 3 {
         let t = at(0.1 + 0.2 * chance.next());
         s.enc.off_cpu(&preempted(1, t, (span as f64 * (0.1 + 0.1 * chance.next())) as u64)).expect("an interval");

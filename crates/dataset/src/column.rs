@@ -110,7 +110,7 @@ impl Column {
             Kind::Long => format!("{how} int64 {name};"),
             Kind::Real => format!("{how} double {name};"),
             Kind::Bool => format!("{how} boolean {name};"),
-            Kind::Time => format!("{how} int64 {name} (TIMESTAMP(MICROS,true));"),
+            Kind::Time => format!("{how} int64 {name} (TIMESTAMP(MICROS,false));"),
             Kind::Ints => {
                 format!("{how} group {name} (LIST) {{ repeated group list {{ required int32 element; }} }}")
             }
@@ -124,6 +124,8 @@ pub struct Table {
     pub name: &'static str,
     /// For the documentation: what a row is.
     pub about: &'static str,
+    /// A run has one or a few rows: dictionaries would be longer than their values.
+    pub single: bool,
     /// The first is [`RUN`].
     pub columns: &'static [Column],
     /// Appends the rows of a run, with values in the order of `columns`.

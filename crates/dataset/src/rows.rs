@@ -13,7 +13,7 @@ use parquet::file::writer::SerializedFileWriter;
 use parquet::schema::parser::parse_message_type;
 use parquet::schema::types::ColumnPath;
 
-use crate::column::{Kind, Table};
+use crate::column::{Kind, RUN, Table};
 
 /// Rows of a row group, as DuckDB's own files have: it reads groups in parallel.
 pub const GROUP: usize = 122_880;
@@ -147,16 +147,22 @@ impl<'w> Rows<'w> {
         let mut properties = WriterProperties::builder()
             .set_compression(zstd)
             .set_created_by(concat!("profinfer ", env!("CARGO_PKG_VERSION")).into())
-            .set_statistics_enabled(EnabledStatistics::Chunk)
+            .set_statistics_enabled(EnabledStatistics::None)
             .set_offset_index_disabled(true)
             .set_data_page_size_limit(PAGE)
             .set_data_page_row_count_limit(GROUP)
             .set_dictionary_page_size_limit(PAGE);
-        for column in table.columns.iter().filter(|c| c.delta) {
+        for column in table.columns {
             let path = ColumnPath::from(column.name);
-            properties = properties
-                .set_column_dictionary_enabled(path.clone(), false)
-                .set_column_encoding(path, Encoding::DELTA_BINARY_PACKED);
+            let repeats = matches!(column.kind, Kind::Text | Kind::Int) && !column.delta && !table.single;
+            properties = properties.set_column_dictionary_enabled(path.clone(), repeats);
+            if column.delta {
+                properties = properties.set_column_encoding(path.clone(), Encoding::DELTA_BINARY_PACKED);
+            }
+            // Elsewhere a group has nearly all values that there are, and its least and greatest tell nothing.
+            if column.delta || column.name == RUN.name {
+                properties = properties.set_column_statistics_enabled(path, EnabledStatistics::Chunk);
+            }
         }
         let writer = SerializedFileWriter::new(out, schema, Arc::new(properties.build()))?;
         let buffers = table.columns.iter().map(|c| Buffer::new(c.kind, c.null)).collect();

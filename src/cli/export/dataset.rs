@@ -87,11 +87,9 @@ impl DataSet<'_> {
             Ok(text) => check_schema(&text)
                 .with_context(cannot)
                 .context("nothing was written; give another directory with --parquet"),
-            Err(e) if e.kind() == io::ErrorKind::NotFound => match fs::read_dir(self.dir) {
-                Ok(mut there) if there.next().is_some() => {
-                    bail!("{shown} has other files and is no data set: give a new or an empty directory")
-                }
-                Ok(_) => Ok(()),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => match fs::read_dir(self.dir).map(Iterator::count) {
+                Ok(0) => Ok(()),
+                Ok(_) => bail!("{shown} has other files and is no data set: give a new or an empty directory"),
                 Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
                 Err(e) => Err(e).with_context(cannot),
             },

@@ -11,6 +11,7 @@ use crate::run::{Run, context, phase};
 pub const TABLE: Table = Table {
     name: "calls",
     about: "a call of the engine; where none were recorded, a graph that takes its place",
+    single: false,
     columns: &[
         RUN,
         long("call", "number of the call, as in `report --by token`").delta(),

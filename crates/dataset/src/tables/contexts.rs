@@ -11,6 +11,7 @@ use crate::run::{Run, context};
 pub const TABLE: Table = Table {
     name: "contexts",
     about: "a process with calls, or one of its contexts if it has several",
+    single: true,
     columns: &[
         RUN,
         int("pid", "process"),

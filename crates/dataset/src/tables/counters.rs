@@ -10,6 +10,7 @@ use crate::run::{Run, phase};
 pub const TABLE: Table = Table {
     name: "counters",
     about: "the count of a counter in an op on a thread; ops whose count is not known have no row",
+    single: false,
     columns: &[
         RUN,
         text("phase", "`prefill` or `decode`").or_null(),

@@ -12,6 +12,7 @@ use crate::run::{Run, phase};
 pub const TABLE: Table = Table {
     name: "experts",
     about: "an expert that a layer chose for a token; ids that belong to no expert are left out",
+    single: false,
     columns: &[
         RUN,
         int("pid", "process").or_null(),

@@ -9,6 +9,7 @@ use crate::run::{Run, phase};
 pub const TABLE: Table = Table {
     name: "fallbacks",
     about: "nodes of one op, types and reason that the CPU computed in graphs with work on a device",
+    single: false,
     columns: &[
         RUN,
         int("pid", "process"),

@@ -13,6 +13,7 @@ use crate::run::Run;
 pub const TABLE: Table = Table {
     name: "offcpu",
     about: "a time at which a thread of a recorded process was not on a CPU",
+    single: false,
     columns: &[
         RUN,
         int("pid", "process"),

@@ -13,6 +13,7 @@ use crate::run::{Owner, Run, phase};
 pub const TABLE: Table = Table {
     name: "ops",
     about: "an op on a thread, in the order of graphs, threads and nodes",
+    single: false,
     columns: &[
         RUN,
         int("pid", "process").or_null(),

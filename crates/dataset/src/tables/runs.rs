@@ -16,6 +16,7 @@ pub const TABLE: Table = Table {
     name: "runs",
     about: "a recorded run: a trace. Where it has several processes or contexts, the columns from `pid` on, except the \
             last four, are of the one that `report` shows",
+    single: true,
     columns: &[
         RUN,
         text("file", "file name of the trace").or_null(),

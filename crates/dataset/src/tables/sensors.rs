@@ -13,6 +13,7 @@ use crate::run::Run;
 pub const TABLE: Table = Table {
     name: "sensors",
     about: "a value of a sensor",
+    single: false,
     columns: &[
         RUN,
         int("sensor", "number of the sensor in its run"),

@@ -14,6 +14,7 @@ use crate::run::{Run, phase};
 pub const TABLE: Table = Table {
     name: "splits",
     about: "a part of a graph that the scheduler gave to one backend",
+    single: false,
     columns: &[
         RUN,
         int("pid", "process"),

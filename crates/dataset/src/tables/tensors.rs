@@ -15,6 +15,7 @@ use crate::run::Run;
 pub const TABLE: Table = Table {
     name: "tensors",
     about: "a tensor as it was when an op ran; one whose type, dimensions or sources change gets a new number",
+    single: false,
     columns: &[
         RUN,
         int("tensor", "number of the tensor in its run").delta(),

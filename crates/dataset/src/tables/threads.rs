@@ -10,6 +10,7 @@ pub const TABLE: Table = Table {
     name: "threads",
     about: "a thread of the pool in a phase: `report --by thread`. The eight times from `computing_ns` on add up to its \
             time in ops and in the waits after them; null if the scheduler was not recorded",
+    single: false,
     columns: &[
         RUN,
         int("pid", "process"),
