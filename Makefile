@@ -185,9 +185,9 @@ bench-runner: ## ggml-runner compared with llama.cpp and the machine's peaks
 bench-ablation: ## what each part of ggml-runner gains
 bench-report: ## speed of report on ten million op slices
 bench-export: ## speed, memory and size of export on ten million op slices
-bench-dataset: ## simulate a fleet of 200 boards with 50 runs each, and ask it the questions of docs/SQL.md
+bench-dataset: build | setup ## simulate a fleet of 200 boards with 50 runs each, and compare its answers with docs/SQL.md
 	$(call say,a fleet of 10 000 runs)
-	PROFINFER_FLEET=200x50 $(CARGO) test --locked --release --no-default-features --features dataset --test plain -- \
+	PROFINFER=$(CURDIR)/target/release/profinfer PROFINFER_FLEET=200x50 $(CARGO) test --locked --test plain -- \
 	    --nocapture dataset_sql::
 bench-diff: ## false positives of diff between equal runs, and detection of a slow op
 bench-causes: ## cost of counters, scheduler, experts and buffer types

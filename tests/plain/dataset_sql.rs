@@ -1,8 +1,8 @@
 //! The questions of docs/SQL.md, asked in DuckDB and in Apache Spark about a simulated fleet: both answer alike, and find
 //! what was planted.
 //!
-//! PROFINFER_FLEET=BOARDSxRUNS sets its size. With 200x50 the answers must be those of the page; UPDATE_SNAPSHOTS=1 writes
-//! them there.
+//! PROFINFER_FLEET=BOARDSxRUNS sets its size, PROFINFER a program that was built elsewhere. With 200x50 the answers must be
+//! those of the page; UPDATE_SNAPSHOTS=1 writes them there.
 
 use std::path::Path;
 use std::process::Command;
@@ -44,7 +44,8 @@ fn both_engines_find_what_was_planted() {
     let traces = fleet::generate(&dir.path().join("traces"), boards, runs);
     let set = dir.path().join("fleet");
     let start = std::time::Instant::now();
-    let out = Command::new(common::profinfer()).args(["export", "--parquet"]).arg(&set).args(&traces).output();
+    let program = std::env::var_os("PROFINFER").map_or_else(common::profinfer, Into::into);
+    let out = Command::new(program).args(["export", "--parquet"]).arg(&set).args(&traces).output();
     let out = out.expect("profinfer runs");
     assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
     assert_eq!(String::from_utf8_lossy(&out.stdout).lines().count(), traces.len());

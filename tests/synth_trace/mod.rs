@@ -528,11 +528,13 @@ impl<W: Write> Builder<'_, W> {
     fn experts(&mut self, l: u32, y: u32, n: u64) -> u32 {
         let sorted = self.op("ARGSORT", &format!("ffn_moe_argsort-{l}"), [8, n, 1, 1], &[y]);
         let ids = self.tensor("NONE", I32, &format!("ffn_moe_topk-{l}"), [2, n, 1, 1], &[sorted]);
-        let up = self.weight(self.synth.spec.weights, &format!("blk.{l}.ffn_up_exps.weight"), [EMBD, FF, 8, 1]);
+        let up =
+            self.weight(self.synth.spec.weights, &format!("blk.{l}.ffn_up_exps.weight"), [EMBD, FF, 8, 1]);
         let (s, width) = (&mut self.synth, n as u32);
         s.experts.push(((s.pid, s.context, width, l), (ids, up)));
         let up = self.op("MUL_MAT_ID", &format!("ffn_moe_up-{l}"), [FF, 2, n, 1], &[up, y, ids]);
-        let down = self.weight(self.synth.spec.weights, &format!("blk.{l}.ffn_down_exps.weight"), [FF, EMBD, 8, 1]);
+        let down =
+            self.weight(self.synth.spec.weights, &format!("blk.{l}.ffn_down_exps.weight"), [FF, EMBD, 8, 1]);
         self.op("MUL_MAT_ID", &format!("ffn_moe_down-{l}"), [EMBD, 2, n, 1], &[down, up, ids])
     }
 }

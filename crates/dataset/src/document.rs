@@ -8,7 +8,11 @@ use crate::TABLES;
 pub fn markdown() -> String {
     let mut out = String::new();
     for table in TABLES {
-        let _ = write!(out, "### `{}`\n\nA row is {}.\n\n| column | type | |\n|---|---|---|\n", table.name, table.about);
+        let _ = write!(
+            out,
+            "### `{}`\n\nA row is {}.\n\n| column | type | |\n|---|---|---|\n",
+            table.name, table.about
+        );
         for c in table.columns {
             let null = if c.null { "" } else { " not null" };
             let _ = writeln!(out, "| `{}` | {}{null} | {} |", c.name, c.kind.sql(), c.about);

@@ -219,11 +219,16 @@ impl<'w> Rows<'w> {
     }
 }
 
-fn write(to: &mut ColumnWriter<'_>, values: &Values, levels: Option<&[i16]>, texts: &[ByteArray]) -> Result<()> {
+fn write(
+    to: &mut ColumnWriter<'_>,
+    values: &Values,
+    levels: Option<&[i16]>,
+    texts: &[ByteArray],
+) -> Result<()> {
     match (to, values) {
-        (ColumnWriter::ByteArrayColumnWriter(to), Values::Text(v)) => text(v, levels, texts, |values, levels| {
-            to.write_batch(values, levels, None)
-        }),
+        (ColumnWriter::ByteArrayColumnWriter(to), Values::Text(v)) => {
+            text(v, levels, texts, |values, levels| to.write_batch(values, levels, None))
+        }
         (ColumnWriter::Int32ColumnWriter(to), Values::Int(v)) => to.write_batch(v, levels, None).map(drop),
         (ColumnWriter::Int32ColumnWriter(to), Values::Ints(v, repeated)) => {
             to.write_batch(v, levels, Some(repeated)).map(drop)

@@ -87,12 +87,16 @@ impl DataSet<'_> {
             Ok(text) => check_schema(&text)
                 .with_context(cannot)
                 .context("nothing was written; give another directory with --parquet"),
-            Err(e) if e.kind() == io::ErrorKind::NotFound => match fs::read_dir(self.dir).map(Iterator::count) {
-                Ok(0) => Ok(()),
-                Ok(_) => bail!("{shown} has other files and is no data set: give a new or an empty directory"),
-                Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
-                Err(e) => Err(e).with_context(cannot),
-            },
+            Err(e) if e.kind() == io::ErrorKind::NotFound => {
+                match fs::read_dir(self.dir).map(Iterator::count) {
+                    Ok(0) => Ok(()),
+                    Ok(_) => {
+                        bail!("{shown} has other files and is no data set: give a new or an empty directory")
+                    }
+                    Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
+                    Err(e) => Err(e).with_context(cannot),
+                }
+            }
             Err(e) => Err(e).with_context(cannot),
         }
     }
@@ -100,7 +104,8 @@ impl DataSet<'_> {
     fn add(&self, file: &OsStr, (at, of): (usize, usize)) -> Result<Added, Failure> {
         let path = Path::new(file);
         let trace = open(path, "export").map_err(Failure::Trace)?;
-        let name = path.file_name().filter(|name| *name != "-").map(|name| clean(&name.to_string_lossy()).into());
+        let name =
+            path.file_name().filter(|name| *name != "-").map(|name| clean(&name.to_string_lossy()).into());
         let progress = LoadProgress::default();
         progress.total.store(trace.size().saturating_mul(dataset::PASSES), Ordering::Relaxed);
         let what = if of > 1 { format!("exporting {at} of {of}") } else { "exporting".into() };
@@ -110,7 +115,8 @@ impl DataSet<'_> {
                 warn(&format!("{}: {damage}", path.display())).map_err(|e| Failure::Set(e.into()))?;
             }
             if run.line.calls.is_empty() && run.loaded.runs.is_empty() {
-                let why = anyhow::anyhow!("cannot export {}: it has no engine call, graph or op", path.display());
+                let why =
+                    anyhow::anyhow!("cannot export {}: it has no engine call, graph or op", path.display());
                 return Err(Failure::Trace(why));
             }
             self.prepare().and_then(|()| self.write(&run)).map_err(Failure::Set)
@@ -145,7 +151,9 @@ impl DataSet<'_> {
         for table in TABLES.iter().rev() {
             let out = self.create(&self.place(table, Some(run), run.id()))?;
             let path = out.path.display().to_string();
-            let written = table.write(Some(run), out.file.clone_file()?).with_context(|| format!("cannot write {path}"))?;
+            let written = table
+                .write(Some(run), out.file.clone_file()?)
+                .with_context(|| format!("cannot write {path}"))?;
             // A run without rows for a table has no file there.
             if written.rows > 0 {
                 added.rows += written.rows;

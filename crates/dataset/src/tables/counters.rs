@@ -47,7 +47,9 @@ fn fill(run: &Run<'_, '_>, rows: &mut Rows<'_>) -> Result<()> {
         let idents = run.idents.of_plan(r.plan);
         let ids: Vec<usize> = (0..32).filter(|id| r.counters >> id & 1 != 0).collect();
         for (i, value) in counts(r).enumerate() {
-            let (Some(slot), Some(step)) = (i.checked_rem(ids.len()), i.checked_div(ids.len())) else { break };
+            let (Some(slot), Some(step)) = (i.checked_rem(ids.len()), i.checked_div(ids.len())) else {
+                break;
+            };
             let kind = ids.get(slot).and_then(|id| kinds.get(*id)?.as_ref());
             let (Some(kind), Some(value)) = (kind, value) else { continue };
             let node = (r.first as usize).saturating_add(step);

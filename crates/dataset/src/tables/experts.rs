@@ -35,7 +35,8 @@ fn fill(run: &Run<'_, '_>, rows: &mut Rows<'_>) -> Result<()> {
         let phase = owner.and_then(|o| phase(o.phase)).map(|p| rows.word(p));
         let (layer, most) = (layer(run, r), most(run, r));
         for (i, expert) in (0u64..).zip(expert_ids(r)) {
-            let Some(expert) = u64::try_from(expert).ok().filter(|e| most.is_none_or(|most| *e < most)) else {
+            let Some(expert) = u64::try_from(expert).ok().filter(|e| most.is_none_or(|most| *e < most))
+            else {
                 continue;
             };
             let (row, slot) = (i / u64::from(r.used), i % u64::from(r.used));

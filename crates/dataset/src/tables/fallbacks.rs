@@ -19,7 +19,10 @@ pub const TABLE: Table = Table {
         text("type", "type of the first source").or_null(),
         text("types", "types of the result and of all sources"),
         text("name", "name of one of them, with `{L}` for the layer"),
-        text("reason", "`input-layer`, `host-weights`, `host-cache`, `types`, `neighbours`, `never-on-device` or `unknown`"),
+        text(
+            "reason",
+            "`input-layer`, `host-weights`, `host-cache`, `types`, `neighbours`, `never-on-device` or `unknown`",
+        ),
         long("nodes", "executions"),
         long("cpu_ns", "time of thread 0 in them").or_null(),
         long("to_cpu_bytes", "bytes copied to the CPU's memory for them").or_null(),

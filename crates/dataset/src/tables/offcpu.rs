@@ -22,7 +22,10 @@ pub const TABLE: Table = Table {
         long("start_ns", "when it left the CPU, since the run's start").delta(),
         long("dur_ns", "until it was back on a CPU").delta(),
         long("runnable_ns", "the last part of it, in which it waited for a CPU").delta(),
-        text("reason", "`preempted`, `idle`, `faulting`, `io`, `blocked`, or `new` before a thread first ran"),
+        text(
+            "reason",
+            "`preempted`, `idle`, `faulting`, `io`, `blocked`, or `new` before a thread first ran",
+        ),
         int("cpu", "CPU that it left"),
         int("to_cpu", "CPU that it came back on").or_null(),
         text("by", "thread that took over its CPU").or_null(),

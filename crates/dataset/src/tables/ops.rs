@@ -30,7 +30,9 @@ pub const TABLE: Table = Table {
         int("tid", "kernel thread"),
         int("cpu", "CPU that it started on").or_null(),
         long("start_ns", "start, since the run's start").delta(),
-        long("dur_ns", "time: with `wait_ns` to the entry of the barrier, else to the next op").or_null().delta(),
+        long("dur_ns", "time: with `wait_ns` to the entry of the barrier, else to the next op")
+            .or_null()
+            .delta(),
         long("wait_ns", "wait at the barrier after it; null in interval mode").or_null().delta(),
     ],
     fill,
@@ -49,14 +51,13 @@ fn fill(run: &Run<'_, '_>, rows: &mut Rows<'_>) -> Result<()> {
         .idents
         .list()
         .iter()
-        .map(|i| {
-            i.known.then(|| Names { op: rows.word(&i.op), name: rows.word(&i.name), layer: i.layer })
-        })
+        .map(|i| i.known.then(|| Names { op: rows.word(&i.op), name: rows.word(&i.name), layer: i.layer }))
         .collect();
     let cpus = CpuChanges::new(&l.causes.cpus);
     for (i, slices) in l.runs.iter().enumerate() {
         let found = run.cpu_graph(slices.graph);
-        let owner = found.map_or_else(|| Owner { pid: process_of(l, slices), ..Owner::default() }, |(_, o)| o);
+        let owner =
+            found.map_or_else(|| Owner { pid: process_of(l, slices), ..Owner::default() }, |(_, o)| o);
         let phase = phase(owner.phase).map(|p| rows.word(p));
         let next = l.runs.get(i + 1).filter(|n| (n.graph, n.plan) == (slices.graph, slices.plan));
         let edges = Edges::new(slices, next, found.map(|(g, _)| g));

@@ -53,8 +53,11 @@ pub const TABLE: Table = Table {
         real("prefill_j_per_token", "energy of a prefill token").or_null(),
         real("decode_j_per_token", "energy of a decode token").or_null(),
         text("energy_source", "sensor that tells it").or_null(),
-        text("energy_origin", "what it covers: `meter`, `device`, `estimate`, `package`, `rail`, `model` or `unknown`")
-            .or_null(),
+        text(
+            "energy_origin",
+            "what it covers: `meter`, `device`, `estimate`, `package`, `rail`, `model` or `unknown`",
+        )
+        .or_null(),
         long("minor_faults", "page faults without I/O of the process during the recording").or_null(),
         long("major_faults", "page faults with I/O").or_null(),
         long("throttled_us", "time for which its cgroup was throttled during the recording").or_null(),

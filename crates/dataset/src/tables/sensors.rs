@@ -20,7 +20,8 @@ pub const TABLE: Table = Table {
         text("name", "name of the sensor: `battery`, `cluster 1`"),
         text("kind", "`power`, `energy`, `frequency`, `temperature`, `current`, `cooling` or `pressure`"),
         text("unit", "`W`, `J`, `Hz`, `degC`, `A`, `state` or `s`"),
-        text("origin", "of power, energy and current, what is covered: as `energy_origin` in `runs`").or_null(),
+        text("origin", "of power, energy and current, what is covered: as `energy_origin` in `runs`")
+            .or_null(),
         text("cpus", "CPUs that it covers; null for all, or none in particular").or_null(),
         long("start_ns", "when it was read, since the run's start").delta(),
         real("value", "value in this unit; energy and pressure are running totals"),
