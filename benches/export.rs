@@ -55,6 +55,7 @@ struct Cost {
     memory: i64,
 }
 
+#[allow(clippy::zombie_processes, reason = "wait4 waits, and tells what it has used")]
 fn export(trace: &Path, kind: &str, out: &Path) -> Cost {
     let mut command = Command::new(env!("CARGO_BIN_EXE_profinfer"));
     command.arg("export").stdout(Stdio::null());

@@ -30,7 +30,7 @@ DISTRIBUTED = {"MIT", "BSD-2-Clause", "BSD-3-Clause", "0BSD", "ISC", "Zlib", "Un
 # Licences compatible with ours, MIT or Apache-2.0, in programs that a user builds.
 SHIPPED = DISTRIBUTED | {"Apache-2.0"}
 # Licences accepted in tools that only build or test.
-TOOLS = SHIPPED | {"Apache-2.0 WITH LLVM-exception", "NCSA"}
+TOOLS = SHIPPED | {"Apache-2.0 WITH LLVM-exception", "CC0-1.0", "NCSA"}
 # Crates that may be in a lock file in several versions, and why.
 TWICE = {"syn": "derive macros are between two versions of it; it only builds",
          "getrandom": "that of parquet's hash, of the macro that it builds with, and of proptest, which only tests",
@@ -169,7 +169,8 @@ def shipped(metadata):
     """Ids of the packages linked into the programs: reached by normal dependencies, not by those for building or testing."""
     macros = {p["id"] for p in metadata["packages"] if any("proc-macro" in t["kind"] for t in p["targets"])}
     nodes = {n["id"]: n for n in metadata["resolve"]["nodes"]}
-    found, todo = set(), list(metadata["workspace_members"])
+    root = metadata["resolve"].get("root")
+    found, todo = set(), [root] if root else list(metadata["workspace_members"])
     while todo:
         package = todo.pop()
         if package not in found and package not in macros:

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use parquet::file::reader::{FileReader, SerializedFileReader};
-use parquet::record::{Field, RowAccessor};
+use parquet::record::Field;
 
 use crate::common::timeline::text;
 use crate::synth_trace::causes::one_of_each;

@@ -188,8 +188,7 @@ pub struct Synth<W: Write> {
     /// Address of the graphs of calls.
     cgraph: u64,
     plans: Vec<((u32, u64, u32), Vec<PlanHit>)>,
-    /// By process, context, width and layer: the tensors of choices and of weights.
-    experts: Vec<((u32, u64, u32, u32), (u32, u32))>,
+    experts: Vec<ExpertTensors>,
     buffer: Vec<Slice>,
     addr: u64,
 }
@@ -418,8 +417,8 @@ impl<W: Output> Synth<W> {
     /// Tensors of the experts' choices and weights of a layer, in calls of this width.
     pub fn expert_tensors(&mut self, width: u32, layer: u32) -> Option<(u32, u32)> {
         self.plan(width);
-        let found = self.experts.iter().find(|(of, _)| *of == (self.pid, self.context, width, layer));
-        found.map(|(_, tensors)| *tensors)
+        let found = self.experts.iter().find(|t| t.of == (self.pid, self.context, width, layer));
+        found.map(|t| (t.ids, t.weights))
     }
 
     /// Names of the positions of a plan: op label and tensor name.
@@ -437,6 +436,14 @@ impl<W: Output> Synth<W> {
         self.plans.push(((self.pid, self.context, width), hits.clone()));
         hits
     }
+}
+
+/// Tensors of the experts of a layer.
+struct ExpertTensors {
+    /// Process, context, width of the call, and layer.
+    of: (u32, u64, u32, u32),
+    ids: u32,
+    weights: u32,
 }
 
 struct Builder<'s, W: Write> {
@@ -531,7 +538,7 @@ impl<W: Write> Builder<'_, W> {
         let up =
             self.weight(self.synth.spec.weights, &format!("blk.{l}.ffn_up_exps.weight"), [EMBD, FF, 8, 1]);
         let (s, width) = (&mut self.synth, n as u32);
-        s.experts.push(((s.pid, s.context, width, l), (ids, up)));
+        s.experts.push(ExpertTensors { of: (s.pid, s.context, width, l), ids, weights: up });
         let up = self.op("MUL_MAT_ID", &format!("ffn_moe_up-{l}"), [FF, 2, n, 1], &[up, y, ids]);
         let down =
             self.weight(self.synth.spec.weights, &format!("blk.{l}.ffn_down_exps.weight"), [FF, EMBD, 8, 1]);

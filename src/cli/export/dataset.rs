@@ -104,8 +104,7 @@ impl DataSet<'_> {
     fn add(&self, file: &OsStr, (at, of): (usize, usize)) -> Result<Added, Failure> {
         let path = Path::new(file);
         let trace = open(path, "export").map_err(Failure::Trace)?;
-        let name =
-            path.file_name().filter(|name| *name != "-").map(|name| clean(&name.to_string_lossy()).into());
+        let name = path.file_name().filter(|name| *name != "-").map(|name| clean(&name.to_string_lossy()));
         let progress = LoadProgress::default();
         progress.total.store(trace.size().saturating_mul(dataset::PASSES), Ordering::Relaxed);
         let what = if of > 1 { format!("exporting {at} of {of}") } else { "exporting".into() };
