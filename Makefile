@@ -89,6 +89,7 @@ lint: | setup ## rustfmt, clippy, rustdoc, clang-format, the workflow, dependenc
 	$(CARGO) fmt --check
 	$(CARGO) clippy --locked --all-targets -- -D warnings
 	$(CARGO) clippy --locked --all-targets --no-default-features -- -D warnings
+	$(CARGO) clippy --locked --all-targets --package dataset -- -D warnings
 	cd crates/layers && $(CARGO) fmt --all --check && $(CARGO) clippy --locked --target-dir ../../target/layers -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --no-deps
 	python3 tests/workflow.py
@@ -100,6 +101,7 @@ lint: | setup ## rustfmt, clippy, rustdoc, clang-format, the workflow, dependenc
 unit: fixtures driver ## run unit tests and the tests that need no live engine
 	$(call say,tests that need no live engine)
 	$(CARGO) test --locked --no-fail-fast --lib --test plain --test html_browser --test runner_alloc
+	$(CARGO) test --locked --package dataset
 	$(CARGO) test --locked --doc
 	cd crates/layers && $(CARGO) test --locked --target-dir ../../target/layers --package handover --package profinfer-cu
 

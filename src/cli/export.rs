@@ -55,7 +55,7 @@ report: ops of thread 0, its barrier waits, and gaps, which together are the tim
 --parquet adds complete runs to a data set: typed tables of runs, calls, ops, tensors, threads, counters, off-CPU times,
 sensors, experts and splits, in files DIR/TABLE/date=DATE/host=NAME/RUN.parquet that DuckDB, Spark and others read as one
 table each. RUN is made of the trace's contents, so that a run added again takes its own place. No other run's file is
-touched, and a run that cannot be written completely is not added.",
+touched, and a run that cannot be written completely is not added. The static builds for boards do without.",
     usage: &[
         "--perfetto OUT FILE [OPTIONS]",
         "--folded OUT FILE [OPTIONS]",
