@@ -87,18 +87,22 @@ impl DataSet<'_> {
             Ok(text) => check_schema(&text)
                 .with_context(cannot)
                 .context("nothing was written; give another directory with --parquet"),
-            Err(e) if e.kind() == io::ErrorKind::NotFound => {
-                match fs::read_dir(self.dir).map(Iterator::count) {
-                    Ok(0) => Ok(()),
-                    Ok(_) => {
-                        bail!("{shown} has other files and is no data set: give a new or an empty directory")
-                    }
-                    Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
-                    Err(e) => Err(e).with_context(cannot),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => match self.others() {
+                Ok(false) => Ok(()),
+                Ok(true) => {
+                    bail!("{shown} has other files and is no data set: give a new or an empty directory")
                 }
-            }
+                Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
+                Err(e) => Err(e).with_context(cannot),
+            },
             Err(e) => Err(e).with_context(cannot),
         }
+    }
+
+    /// Whether the directory has files, other than what another profinfer is just writing.
+    fn others(&self) -> io::Result<bool> {
+        let hidden = |name: OsString| name.as_encoded_bytes().starts_with(b".");
+        Ok(fs::read_dir(self.dir)?.any(|entry| entry.is_ok_and(|entry| !hidden(entry.file_name()))))
     }
 
     fn add(&self, file: &OsStr, (at, of): (usize, usize)) -> Result<Added, Failure> {
@@ -126,6 +130,11 @@ impl DataSet<'_> {
     fn prepare(&self) -> anyhow::Result<()> {
         let cannot = || format!("cannot write to {}", self.dir.display());
         fs::create_dir_all(self.dir).with_context(cannot)?;
+        let schema = self.dir.join(SCHEMA_FILE);
+        if !schema.exists() {
+            let rules = OutputRules::new(Overwrite::Whole, self.mode);
+            whole(&schema, rules, |()| true, |out| out.write_all(schema_file().as_bytes()))?;
+        }
         for table in TABLES {
             let path = self.place(table, None, EMPTY);
             if !path.exists() {
@@ -133,11 +142,6 @@ impl DataSet<'_> {
                 table.write(None, out.file.clone_file()?).with_context(cannot)?;
                 out.settle()?;
             }
-        }
-        let schema = self.dir.join(SCHEMA_FILE);
-        if !schema.exists() {
-            let rules = OutputRules::new(Overwrite::Whole, self.mode);
-            whole(&schema, rules, |()| true, |out| out.write_all(schema_file().as_bytes()))?;
         }
         Ok(())
     }
