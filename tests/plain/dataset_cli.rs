@@ -232,6 +232,44 @@ fn what_is_not_known_is_null() {
 }
 
 #[test]
+fn a_trace_of_several_processes_is_one_run() {
+    let place = Place::new();
+    let mut s = Synth::new(Vec::new(), Spec::default());
+    s.call(8, |_, _| 1000);
+    (0..4).for_each(|_| s.call(1, |_, _| 1000));
+    s.process(PID + 7);
+    (0..3).for_each(|_| s.call(1, |_, _| 2000));
+    let trace = place.trace("run.pfi", &s.enc.finish(&footer("signal")).unwrap());
+    succeeded(&place.add(&[&trace]));
+    let [run] = place.rows("runs").try_into().unwrap();
+    // As in `report`, its figures are of the busiest one.
+    assert_eq!([long(&run["contexts"]), long(&run["pid"]), long(&run["decode_tokens"])], [2, PID.into(), 4]);
+    let of = |table: &str, column: &str| {
+        let mut sums: BTreeMap<i64, i64> = BTreeMap::new();
+        for row in place.rows(table) {
+            *sums.entry(long(&row["pid"])).or_default() +=
+                if column.is_empty() { 1 } else { long(&row[column]) };
+        }
+        sums.into_values().collect::<Vec<_>>()
+    };
+    assert_eq!((of("contexts", "calls"), of("calls", "")), (vec![5, 3], vec![5, 3]));
+    assert_eq!((of("threads", "op_ns"), of("threads", "slices")), (of("ops", "dur_ns"), of("ops", "")));
+}
+
+#[test]
+fn several_may_write_at_a_time() {
+    let place = Place::new();
+    let traces: Vec<PathBuf> =
+        (0..8).map(|i| place.trace(&format!("{i}.pfi"), &run("a", i, 20 + i))).collect();
+    let running: Vec<_> = traces.iter().map(|t| place.command(&[t]).spawn().unwrap()).collect();
+    for mut export in running {
+        assert!(export.wait().unwrap().success());
+    }
+    assert_eq!(place.rows("runs").len(), traces.len());
+    assert!(place.files().keys().all(|name| !name.contains(".tmp")));
+}
+
+#[test]
 fn a_run_is_there_once_and_leaves_others_alone() {
     let place = Place::new();
     let [one, two] = [place.trace("1.pfi", &run("a", 0, 3)), place.trace("2.pfi", &run("b", 1, 4))];

@@ -402,3 +402,113 @@ impl Row<'_, '_> {
         self
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::column::{boolean, int, ints, long, real, text};
+    use parquet::file::reader::{FileReader, SerializedFileReader};
+    use parquet::record::Field;
+
+    const TABLE: Table = Table {
+        name: "odd",
+        about: "",
+        single: false,
+        columns: &[
+            RUN,
+            text("text", "").or_null(),
+            int("int", "").or_null(),
+            long("long", "").or_null().delta(),
+            long("number", "").delta(),
+            real("real", "").or_null(),
+            boolean("bool", "").or_null(),
+            ints("ints", "").or_null(),
+            ints("always", ""),
+        ],
+        fill: |_, _| Ok(()),
+    };
+
+    fn written(fill: impl Fn(&mut Rows<'_>)) -> Vec<Vec<(String, Field)>> {
+        let mut file = tempfile::tempfile().unwrap();
+        let mut rows = Rows::new(&TABLE, &mut file).unwrap();
+        rows.run("r");
+        fill(&mut rows);
+        let wanted = rows.rows;
+        assert_eq!(rows.finish().unwrap().rows, wanted);
+        let reader = SerializedFileReader::new(file).unwrap();
+        let groups = reader.metadata().row_groups();
+        assert!(groups.iter().all(|g| g.num_rows() <= GROUP as i64), "groups of another size");
+        let rows = reader.get_row_iter(None).unwrap();
+        rows.map(|row| row.unwrap().get_column_iter().map(|(n, f)| (n.clone(), f.clone())).collect())
+            .collect()
+    }
+
+    #[test]
+    fn values_come_back_as_they_were() {
+        let rows = written(|rows| {
+            let word = rows.word("word");
+            let some = |list: &'static [i32]| Some(list.iter().copied());
+            rows.row()
+                .text(Some("a\0\u{2028}"))
+                .int(Some(u32::MAX))
+                .long(Some(u64::MAX))
+                .long(Some(i64::MIN))
+                .real(Some(-0.5))
+                .bool(Some(true))
+                .ints(some(&[1, -2, 3]))
+                .ints(some(&[]))
+                .end()
+                .unwrap();
+            rows.row()
+                .word(Some(word))
+                .int(None::<i32>)
+                .long(None::<i64>)
+                .long(Some(i64::MAX))
+                .real(None)
+                .bool(None)
+                .ints(None::<std::iter::Empty<i32>>)
+                .ints(some(&[7]))
+                .end()
+                .unwrap();
+        });
+        let shown =
+            |at: usize| -> Vec<String> { rows[at].iter().map(|(_, field)| field.to_string()).collect() };
+        let largest = (i32::MAX.to_string(), i64::MAX.to_string(), i64::MIN.to_string());
+        assert_eq!(
+            shown(0),
+            [
+                "\"r\"",
+                "\"a\0\u{2028}\"",
+                &largest.0,
+                &largest.1,
+                &largest.2,
+                "-5E-1",
+                "true",
+                "[1, -2, 3]",
+                "[]"
+            ]
+        );
+        let null = "null";
+        assert_eq!(shown(1), ["\"r\"", "\"word\"", null, null, &largest.1, null, null, null, "[7]"]);
+    }
+
+    #[test]
+    fn rows_go_on_in_the_next_group() {
+        let n = GROUP + 3;
+        let rows = written(|rows| {
+            for i in 0..n {
+                let odd = (i % 2 > 0).then_some(i);
+                let text = if i % 3 > 0 { Some("x") } else { None };
+                let list = (i % 2 > 0).then(|| std::iter::once(i as i32));
+                let row = rows.row().text(text).int(odd).long(odd).long(Some(i)).real(None).bool(None);
+                row.ints(list).ints(Some(std::iter::empty())).end().unwrap();
+            }
+        });
+        assert_eq!(rows.len(), n);
+        for (i, row) in rows.iter().enumerate() {
+            let long = if i % 2 > 0 { Field::Long(i as i64) } else { Field::Null };
+            assert_eq!((&row[3].1, &row[4].1), (&long, &Field::Long(i as i64)));
+            assert_eq!((row[1].1 == Field::Null, row[7].1 == Field::Null), (i % 3 == 0, i % 2 == 0));
+        }
+    }
+}
