@@ -89,6 +89,7 @@ lint: | setup ## rustfmt, clippy, rustdoc, clang-format, the workflow, dependenc
 	$(CARGO) fmt --check
 	$(CARGO) clippy --locked --all-targets -- -D warnings
 	$(CARGO) clippy --locked --all-targets --no-default-features -- -D warnings
+	$(CARGO) clippy --locked --all-targets --package dataset -- -D warnings
 	cd crates/layers && $(CARGO) fmt --all --check && $(CARGO) clippy --locked --target-dir ../../target/layers -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --no-deps
 	python3 tests/workflow.py
@@ -100,6 +101,7 @@ lint: | setup ## rustfmt, clippy, rustdoc, clang-format, the workflow, dependenc
 unit: fixtures driver ## run unit tests and the tests that need no live engine
 	$(call say,tests that need no live engine)
 	$(CARGO) test --locked --no-fail-fast --lib --test plain --test html_browser --test runner_alloc
+	$(CARGO) test --locked --package dataset
 	$(CARGO) test --locked --doc
 	python3 tests/python_reader.py
 	cd crates/layers && $(CARGO) test --locked --target-dir ../../target/layers --package handover --package profinfer-cu
@@ -179,7 +181,7 @@ faults: fixtures ## make each system call of recorders and services fail once, o
 
 ##@ Measure
 BENCHES := structure fidelity cost start causes budget size report export diff switches service runner ablation gpu advice predict tune
-.PHONY: $(BENCHES:%=bench-%) bench-arm-cost
+.PHONY: $(BENCHES:%=bench-%) bench-arm-cost bench-dataset
 bench-structure: ## hits and structure compared with the engine's own dump
 bench-fidelity: ## tokens/s and op times compared with the engine's own figures
 bench-cost: ## slowdown of the engine at each level
@@ -189,6 +191,10 @@ bench-runner: ## ggml-runner compared with llama.cpp and the machine's peaks
 bench-ablation: ## what each part of ggml-runner gains
 bench-report: ## speed of report on ten million op slices
 bench-export: ## speed, memory and size of export on ten million op slices
+bench-dataset: build | setup ## simulate a fleet of 200 boards with 50 runs each, and compare its answers with docs/SQL.md
+	$(call say,a fleet of 10 000 runs)
+	PROFINFER=$(CURDIR)/target/release/profinfer PROFINFER_FLEET=200x50 $(CARGO) test --locked --test plain -- \
+	    --nocapture dataset_sql::
 bench-diff: ## false positives of diff between equal runs, and detection of a slow op
 bench-causes: ## cost of counters, scheduler, experts and buffer types
 bench-budget: ## check that --budget is met

@@ -1,13 +1,17 @@
-"""How fast `profinfer export --perfetto` writes, and how much memory it uses: the complete command on a synthetic
-trace of 10 million op slices.
+"""How fast `profinfer export` writes, and how much memory it uses: the complete command on a synthetic trace of 10
+million op slices, as a timeline, as a table and as a data set.
 
-Runs the Rust bench `export` (benches/export.rs), which generates the trace and times the command; target: at most 20
-s, 256 MB of memory and 32 bytes per slice, with ops that end by interval and by barrier.
+Runs the Rust bench `export` (benches/export.rs), which generates the trace and times the command. Targets, with ops that
+end by interval and by barrier: --perfetto at most 20 s, 256 MB of memory and 32 bytes per slice; --parquet at most 10 s of
+one core, 6 bytes per slice, and 64 MB more memory than --csv.
 """
 
 import re
 
 from common import ROOT, Bench, BenchError, main, sh
+
+FIGURES = (r"export --(\w+), (\w+) mode: .* median ([\d.]+) s, ([\d.]+) s of a core, (\d+) MB at most, "
+           r"([\d.]+) bytes a slice")
 
 
 def run():
@@ -17,13 +21,22 @@ def run():
     slices = args.slices or (1_000_000 if args.quick else 10_000_000)
     out = sh(["cargo", "bench", "--quiet", "--bench", "export", "--", str(slices)], cwd=ROOT)
     print(out.strip())
-    found = re.findall(r"export, (\w+) mode: .* median ([\d.]+) s, (\d+) MB at most, ([\d.]+) bytes a slice", out)
-    if len(found) != 2:
+    found = {(kind, mode): [float(n) for n in rest] for kind, mode, *rest in re.findall(FIGURES, out)}
+    if len(found) != 6:
         raise BenchError("the Rust bench printed no figures")
-    for mode, seconds, memory, size in found:
-        bench.judge(float(seconds) <= 20 * slices / 10_000_000, f"{mode} mode: {seconds} s, target <= 20 for 10 million")
-        bench.judge(int(memory) <= 256, f"{mode} mode: {memory} MB of memory, target <= 256")
-        bench.judge(float(size) <= 32, f"{mode} mode: {size} bytes a slice, target <= 32")
+    part = slices / 10_000_000
+    for mode in ["interval", "barrier"]:
+        seconds, _, memory, size = found["perfetto", mode]
+        what = f"--perfetto, {mode} mode"
+        bench.judge(seconds <= 20 * part, f"{what}: {seconds} s, target <= 20 for 10 million")
+        bench.judge(memory <= 256, f"{what}: {memory:.0f} MB of memory, target <= 256")
+        bench.judge(size <= 32, f"{what}: {size} bytes a slice, target <= 32")
+        _, core, memory, size = found["parquet", mode]
+        what = f"--parquet, {mode} mode"
+        more = memory - found["csv", mode][2]
+        bench.judge(core <= 10 * part, f"{what}: {core} s of a core, target <= 10 for 10 million")
+        bench.judge(more <= 64, f"{what}: {more:.0f} MB more memory than --csv, target <= 64")
+        bench.judge(size <= 6, f"{what}: {size} bytes a slice, target <= 6")
     return bench.end()
 
 

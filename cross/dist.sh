@@ -14,7 +14,8 @@ out=${PROFINFER_DIST:-dist}
 
 die() { echo "dist: $*" >&2; exit 1; }
 
-# A board records and reports; traces can be rendered on another machine.
+# A board records and reports; traces can be rendered on another machine. None has Parquet: the crates for it are as
+# large as the rest, and are not under a licence that goes with libelf's.
 features() { # target
     case $1 in aarch64-*) echo board ;; *) echo vendored ;; esac
 }
@@ -23,7 +24,7 @@ features() { # target
 # one thread.
 compile() { # target
     export CARGO_TARGET_DIR=$built/dist/$1
-    local build=(cross/cargo.sh "$1" rustc --locked --profile small --features "$(features "$1")")
+    local build=(cross/cargo.sh "$1" rustc --locked --profile small --no-default-features --features "$(features "$1")")
     # Identical functions are merged; not in ggml-runner, where a probe on one would hit the other. Equal parts of
     # functions are not made functions of their own: that saves 7 % of profinfer, for more calls in its loops.
     "${build[@]}" --bin profinfer -- -Clink-arg=--icf=all -Cllvm-args=-enable-machine-outliner=never

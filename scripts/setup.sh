@@ -30,13 +30,14 @@ test)
     # The service's files are checked with shellcheck, lintian and systemd, manual pages with groff and mandoc, and
     # completions in zsh and fish.
     # Metrics are read by Prometheus.
+    # Apache Spark, which asks data sets the questions of docs/SQL.md, needs a Java.
     # The last line is for guests with their own kernels: QEMU, and the tools for two of the kernels. The browser
     # opens pages of `profinfer html`; Mesa provides a Vulkan device in software. The
     # other packages of that line are for what tests/gpu compiles. `record --on` is tested against a real sshd,
     # and requests against a llama-server that debootstrap installs.
     wanted="$wanted $static clang-format python3 python3-pip python3-venv python3-yaml npm gdb chromium-headless-shell
         libvulkan1 libvulkan-dev glslang-tools mesa-vulkan-drivers g++ ocl-icd-libopencl1 ocl-icd-opencl-dev opencl-c-headers
-        prometheus
+        prometheus default-jre-headless
         shellcheck lintian systemd openssh-client openssh-server groff-base mandoc zsh fish qemu-user-static
         qemu-system-arm device-tree-compiler gcc-aarch64-linux-gnu libc6-dev-arm64-cross bc xz-utils debootstrap"
     ;;
@@ -81,6 +82,7 @@ have() { # package
     libc6-dev-arm64-cross) [ "$(uname -m)" = aarch64 ] || [ -e /usr/aarch64-linux-gnu/include/stdio.h ] ;;
     xz-utils) command -v xz >/dev/null 2>&1 ;;
     qemu-user-static) command -v qemu-aarch64-static >/dev/null 2>&1 || command -v qemu-aarch64 >/dev/null 2>&1 ;;
+    default-jre-headless) command -v java >/dev/null 2>&1 ;;
     zlib1g-dev) [ -e /usr/include/zlib.h ] ;;
     *) return 1 ;;
     esac
@@ -163,10 +165,34 @@ python_package() { # package, the name of its directories, list of requirements,
         --target "$dir" --require-hashes --only-binary :all: -r "$3" ||
         die "pip failed to install $1 $version: its tests are skipped without it (make test needs it)"
 }
+
+hashed() { # arguments of pip install
+    python3 -m pip install --quiet --disable-pip-version-check --root-user-action ignore --no-cache-dir --no-deps \
+        --require-hashes "$@"
+}
+
+# DuckDB and Apache Spark, for tests/fleet. Spark comes as source: what builds it is checked like the rest.
+fleet() {
+    list=$(dirname "$0")/../tests/fleet/requirements.txt
+    dir=${XDG_CACHE_HOME:-${HOME:-/root}/.cache}/profinfer/fleet
+    sum=$(sha256sum <"$list" | cut -c 1-16)
+    [ ! -e "$dir/.done-$sum" ] || return 0
+    echo "setup.sh: fetching DuckDB and Apache Spark"
+    rm -rf "$dir"
+    if hashed --target "$dir/build" --only-binary :all: -r "$(dirname "$list")/build.txt" &&
+        (export PYTHONPATH="$dir/build" && hashed --target "$dir" --no-build-isolation -r "$list"); then
+        touch "$dir/.done-$sum"
+    else
+        echo "setup.sh: pip failed: the test of docs/SQL.md is skipped without these" >&2
+    fi
+    rm -rf "$dir/build"
+}
 [ "$level" != test ] || {
     tests=$(dirname "$0")/../tests
     python_package perfetto perfetto "$tests/perfetto/requirements.txt" perfetto
     python_package opentelemetry-proto opentelemetry_proto "$tests/service/requirements.txt" otlp
+    perfetto
+    fleet
     "$(dirname "$0")/../tests/perfetto/system.sh" --fetch ||
         echo "setup.sh: without Perfetto's recorder; its test is skipped" >&2
 }

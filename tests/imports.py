@@ -19,6 +19,7 @@ CRATES = {
     "ggml": {"common", "kernels"},
     "runner": {"common", "ggml", "kernels"},
     "analysis": {"common", "ggml", "pfi"},
+    "dataset": {"analysis", "common", "ggml", "pfi"},
     "tune": {"common"},
     "render": {"analysis", "common", "pfi", "tune"},
 }

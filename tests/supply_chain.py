@@ -22,12 +22,19 @@ COPYRIGHT = ROOT / "conf" / "debian" / "copyright"
 LINUX = ["--filter-platform", "x86_64-unknown-linux-gnu"]
 REGISTRY = "registry+https://github.com/rust-lang/crates.io-index"
 
-# Licences compatible with both of ours, MIT and GPL-2.0-only, in code that we distribute.
-SHIPPED = {"MIT", "BSD-2-Clause", "BSD-3-Clause", "0BSD", "ISC", "Zlib", "Unlicense", "Unicode-3.0"}
+# The features of the programs that we distribute (cross/dist.sh).
+STATIC = ["--no-default-features", "--features", "vendored"]
+# Licences accepted in the programs that we distribute. They contain libelf, used under GPL-2+, whose version 2 does not go
+# with Apache-2.0.
+DISTRIBUTED = {"MIT", "BSD-2-Clause", "BSD-3-Clause", "0BSD", "ISC", "Zlib", "Unlicense", "Unicode-3.0"}
+# Licences compatible with ours, MIT or Apache-2.0, in programs that a user builds.
+SHIPPED = DISTRIBUTED | {"Apache-2.0"}
 # Licences accepted in tools that only build or test.
-TOOLS = SHIPPED | {"Apache-2.0", "Apache-2.0 WITH LLVM-exception", "NCSA"}
-# Crates that may be in a lock file in two versions, and why.
-TWICE = {"syn": "derive macros are between two versions of it; it only builds"}
+TOOLS = SHIPPED | {"Apache-2.0 WITH LLVM-exception", "CC0-1.0", "NCSA"}
+# Crates that may be in a lock file in several versions, and why.
+TWICE = {"syn": "derive macros are between two versions of it; it only builds",
+         "getrandom": "that of parquet's hash, of the macro that it builds with, and of proptest, which only tests",
+         "r-efi": "two versions of getrandom; on UEFI only"}
 # Advisories that do not affect us, and why.
 IGNORED = {}
 # Files that install something, and patterns that none of their lines may match.
@@ -162,7 +169,8 @@ def shipped(metadata):
     """Ids of the packages linked into the programs: reached by normal dependencies, not by those for building or testing."""
     macros = {p["id"] for p in metadata["packages"] if any("proc-macro" in t["kind"] for t in p["targets"])}
     nodes = {n["id"]: n for n in metadata["resolve"]["nodes"]}
-    found, todo = set(), list(metadata["workspace_members"])
+    root = metadata["resolve"].get("root")
+    found, todo = set(), [root] if root else list(metadata["workspace_members"])
     while todo:
         package = todo.pop()
         if package not in found and package not in macros:
@@ -172,14 +180,15 @@ def shipped(metadata):
     return found
 
 
-def licences(metadata, all_tools=False):
-    """Packages whose licence is not accepted for distribution, or for building and testing."""
-    inside = set() if all_tools else shipped(metadata)
+def licences(metadata, linked=SHIPPED):
+    """Packages whose licence is not accepted in the programs, or for building and testing; without `linked`, nothing is
+    linked into a program."""
+    inside = shipped(metadata) if linked else set()
     for package in metadata["packages"]:
-        words, of = package["license"] or "", SHIPPED if package["id"] in inside else TOOLS
+        words, of = package["license"] or "", linked if package["id"] in inside else TOOLS
         own = package["id"] in metadata["workspace_members"] or package["source"] is None
         if not own and not allowed(words, of):
-            where = "the programs" if of is SHIPPED else "what builds or tests them"
+            where = "the programs" if of is linked else "what builds or tests them"
             yield f"{package['name']} {package['version']}: licence '{words}' is none for {where}"
 
 
@@ -204,7 +213,7 @@ def metadata_of(folder, *more):
 
 def distributed():
     """The packages linked into the programs and the layers."""
-    everything = [metadata_of(".", *LINUX), metadata_of("crates/layers", *LINUX)]
+    everything = [metadata_of(".", *LINUX, *STATIC), metadata_of("crates/layers", *LINUX)]
     return [p for metadata in everything for p in metadata["packages"] if p["id"] in shipped(metadata)]
 
 
@@ -280,7 +289,7 @@ def self_test():
                         ("(MIT OR Apache-2.0) AND Unicode-3.0", True), ("MIT AND GPL-3.0-only", False), ("MIT OR", False),
                         ("Apache-2.0 WITH LLVM-exception OR MIT", True), ("LGPL-2.1-only OR BSD-2-Clause", True)]:
         try:
-            found = allowed(words, SHIPPED)
+            found = allowed(words, DISTRIBUTED)
         except IndexError:
             found = False
         assert found == good, words
@@ -292,7 +301,8 @@ def self_test():
         nodes = [{"id": "us", "deps": [{"pkg": "a", "dep_kinds": [{"kind": kind}]}]}, {"id": "a", "deps": []}]
         return {"packages": members, "resolve": {"nodes": nodes}, "workspace_members": ["us"]}
 
-    assert list(licences(of(None))) and not list(licences(of("dev"))) and not list(licences(of(None, "proc-macro")))
+    assert not list(licences(of(None))) and list(licences(of(None), DISTRIBUTED))
+    assert not list(licences(of("dev"), DISTRIBUTED)) and not list(licences(of(None, "proc-macro"), DISTRIBUTED))
     for bad in ["curl https://x | sh", "curl -sSf https://x |  bash -s", "pip install x==1", "python3 -m pip install \\\n  x",
                 "npm install x", "npx x", "cargo install x --locked", "cargo install x --version 1", "curl -o a https://x",
                 "rustup toolchain install stable", "docker run x:latest"]:
@@ -318,8 +328,9 @@ def check():
     for each in (r for all_ in advisories.values() for _, ranges, _ in all_ for r in ranges):
         within(each, "1.0.0")
     found += licences(metadata_of("."))
-    found += [f"crates/layers: {fault}" for fault in licences(metadata_of("crates/layers"))]
-    found += [f"fuzz: {fault}" for fault in licences(metadata_of("fuzz"), all_tools=True)]
+    found += [f"static programs: {fault}" for fault in licences(metadata_of(".", *STATIC), DISTRIBUTED)]
+    found += [f"crates/layers: {fault}" for fault in licences(metadata_of("crates/layers"), DISTRIBUTED)]
+    found += [f"fuzz: {fault}" for fault in licences(metadata_of("fuzz"), linked=None)]
     if copyright_file(COPYRIGHT.read_text(), distributed()) != COPYRIGHT.read_text():
         found.append(f"{COPYRIGHT.relative_to(ROOT)} lacks crates or has others: tests/supply_chain.py --copyright writes it")
     for pattern in INSTALLERS:

@@ -1,5 +1,8 @@
 //! `profinfer export`: a recorded run in the formats of other programs.
 
+#[cfg(feature = "dataset")]
+mod dataset;
+
 use std::fs::{self, File};
 use std::io::{self, BufReader, IsTerminal, Write};
 use std::path::{Path, PathBuf};
@@ -35,7 +38,7 @@ use render::units::count;
 
 pub const COMMAND: Command = Command {
     name: "export",
-    about: "Write a recorded run as a timeline, flame graph or table for other programs",
+    about: "Write a recorded run as a timeline, flame graph or tables for other programs",
     text: "\
 Timelines show what ran when: engine calls (prefill, decode), graphs, splits by backend, CPU graphs and ops on the thread
 that computes them, ops on the other threads, and the wait at the barrier after each op if it was recorded. Open the file
@@ -47,15 +50,29 @@ as in Perfetto's own recordings, so that both share one timeline.
 Flame graphs (--folded, --pprof, --speedscope) show where the time went: model, phase, layer and op. Times are those of
 report: ops of thread 0, its barrier waits, and gaps, which together are the time of the graphs.
 
---csv ops is a table with one row per op and thread, for a data frame or database.",
-    usage: &["--perfetto OUT FILE [OPTIONS]", "--folded OUT FILE [OPTIONS]", "--csv ops FILE [-o OUT]"],
-    arguments: &[Argument { name: "FILE", help: "Trace to read; '-' is standard input" }],
+--csv ops is a table with one row per op and thread, for a data frame or database.
+
+--parquet adds complete runs to a data set: typed tables of runs, calls, ops, tensors, threads, counters, off-CPU times,
+sensors, experts and splits, in files DIR/TABLE/date=DATE/host=NAME/RUN.parquet that DuckDB, Spark and others read as one
+table each. RUN is made of the trace's contents, so that a run added again takes its own place. No other run's file is
+touched, and a run that cannot be written completely is not added. The static builds for boards do without.",
+    usage: &[
+        "--perfetto OUT FILE [OPTIONS]",
+        "--folded OUT FILE [OPTIONS]",
+        "--csv ops FILE [-o OUT]",
+        "--parquet DIR FILE...",
+    ],
+    arguments: &[Argument {
+        name: TRACES,
+        help: "Trace to read; '-' is standard input. Only --parquet takes several",
+    }],
     behind: None,
     groups: &[FORMATS, WITH, PARTS],
     notes: "\
 An op with its wait takes about 100 bytes in Perfetto's format, 500 in Chrome's and 150 in a table; after gzip, which
 Perfetto reads, an eighth of that or less. Ops are read from the trace and written as a stream: memory use grows with the
-number of graphs, not of ops. docs/TIMELINE.md and docs/EXPORT.md describe the formats.",
+number of graphs, not of ops. docs/TIMELINE.md and docs/EXPORT.md describe the formats, docs/DATASET.md the tables of a data
+set, and docs/SQL.md has questions to ask it.",
     exits: super::args::EXITS,
     examples: "\
 profinfer export --perfetto run.pftrace run.pfi                     everything
@@ -67,7 +84,8 @@ profinfer export --chrome - run.pfi | gzip > run.json.gz            for chrome:/
 profinfer export --folded - run.pfi | flamegraph.pl > run.svg       a flame graph
 profinfer export --pprof run.pb.gz run.pfi && go tool pprof -http=: run.pb.gz
 profinfer export --speedscope run.json --tokens 10..19 run.pfi      for speedscope.app
-profinfer export --csv ops -o ops.csv run.pfi                       one row per op and thread",
+profinfer export --csv ops -o ops.csv run.pfi                       one row per op and thread
+profinfer export --parquet fleet *.pfi                              all runs, for SQL",
     run,
 };
 
@@ -94,8 +112,31 @@ const FORMATS: FlagGroup = FlagGroup {
         )
         .choices(Choices::from_fn(|i| TABLES.get(i).copied())),
         Flag::value("output", "OUT", "File for --csv; '-' is standard output").short('o').needs(&["csv"]),
+        PARQUET,
     ],
 };
+
+/// Hidden in a build that cannot write it.
+const PARQUET: Flag = {
+    let flag =
+        Flag::value("parquet", "DIR", "Add complete runs to the data set in this directory, or begin one")
+            .excludes(&[
+                "perfetto",
+                "chrome",
+                "folded",
+                "pprof",
+                "speedscope",
+                "csv",
+                "tokens",
+                "time",
+                "pid",
+                "force",
+            ]);
+    if cfg!(feature = "dataset") { flag } else { flag.hidden() }
+};
+
+/// The traces.
+const TRACES: &str = "FILE...";
 
 /// The tables of --csv and their meanings.
 const TABLES: [(&str, &str); 1] = [("ops", "one row per op and thread")];
@@ -227,7 +268,7 @@ fn outputs(args: &Args) -> anyhow::Result<Vec<ExportFile>> {
     }
     if files.is_empty() {
         return Err(Usage::new(
-            "a format is required: --perfetto, --chrome, --folded, --pprof or --speedscope OUT, or --csv ops",
+            "a format is required: --perfetto, --chrome, --folded, --pprof or --speedscope OUT, --csv ops or --parquet DIR",
         )
         .into());
     }
@@ -235,7 +276,13 @@ fn outputs(args: &Args) -> anyhow::Result<Vec<ExportFile>> {
 }
 
 fn run(args: &Args) -> anyhow::Result<ExitCode> {
-    let file = PathBuf::from(args.needed_argument("FILE")?);
+    if let Some(dir) = args.path("parquet")? {
+        return add_to_dataset(args, &dir);
+    }
+    let [file] = args.needed_arguments(TRACES)? else {
+        return Err(Usage::new("only --parquet takes several traces").into());
+    };
+    let file = PathBuf::from(file);
     let out = outputs(args)?;
     let merge = args.path("merge")?;
     let beside = [args.path("cl-trace")?, args.path("cl-profile")?];
@@ -256,6 +303,20 @@ fn run(args: &Args) -> anyhow::Result<ExitCode> {
     export(&trace, &cut, &cl, &out, other.as_ref())
         .with_context(|| format!("cannot export {}", file.display()))?;
     Ok(ExitCode::SUCCESS)
+}
+
+#[cfg(feature = "dataset")]
+fn add_to_dataset(args: &Args, dir: &Path) -> anyhow::Result<ExitCode> {
+    dataset::run(args, dir)
+}
+
+#[cfg(not(feature = "dataset"))]
+fn add_to_dataset(_: &Args, _: &Path) -> anyhow::Result<ExitCode> {
+    Err(Usage::new(
+        "this build of profinfer cannot write --parquet: use one with the feature dataset, as cargo build --release \
+         makes it, or --csv",
+    )
+    .into())
 }
 
 /// The requested part of the run.

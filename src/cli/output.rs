@@ -57,6 +57,8 @@ pub enum Overwrite {
     Part,
     /// Replace it, with a file that nobody is meant to find until then.
     Hidden,
+    /// The same; a new file, too, has its name when it is complete.
+    Whole,
 }
 
 impl Overwrite {
@@ -160,7 +162,7 @@ impl OutputFile {
         for _ in 0..8 {
             let made = match name.dir.look(&name.last) {
                 Err(e) if e.kind() == io::ErrorKind::NotFound => match rules.over {
-                    Overwrite::NeverHidden => name.beside(),
+                    Overwrite::NeverHidden | Overwrite::Whole => name.beside(),
                     _ => name.dir.create(&name.last, rules.mode),
                 },
                 Err(e) => return Err(e).with_context(cannot),
@@ -195,6 +197,14 @@ impl OutputFile {
             std::os::unix::fs::fchown(&self.file, Some(uid), Some(gid))?;
         }
         Ok(his)
+    }
+
+    /// Another handle of the open file, for a writer that moves to a thread.
+    ///
+    /// # Errors
+    /// The system refuses.
+    pub fn clone_file(&self) -> io::Result<File> {
+        self.file.try_clone()
     }
 
     /// Its name; None for a pipe or a device.

@@ -48,13 +48,18 @@ const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Runs `work`; if it takes long and standard error is a terminal, shows a progress bar there.
 pub fn with_bar<T>(progress: &LoadProgress, work: impl FnOnce() -> T) -> T {
+    with_bar_of(progress, "reading", work)
+}
+
+/// The same, with another word before the bar.
+pub fn with_bar_of<T>(progress: &LoadProgress, what: &str, work: impl FnOnce() -> T) -> T {
     if !std::io::stderr().is_terminal() {
         return work();
     }
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
         // If no thread can be started, there is no bar.
-        let watcher = std::thread::Builder::new().spawn_scoped(scope, || watch(progress, &done)).ok();
+        let watcher = std::thread::Builder::new().spawn_scoped(scope, || watch(progress, what, &done)).ok();
         let result = work();
         done.store(true, Ordering::Relaxed);
         watcher.inspect(|watcher| watcher.thread().unpark());
@@ -62,14 +67,14 @@ pub fn with_bar<T>(progress: &LoadProgress, work: impl FnOnce() -> T) -> T {
     })
 }
 
-fn watch(progress: &LoadProgress, done: &AtomicBool) {
+fn watch(progress: &LoadProgress, what: &str, done: &AtomicBool) {
     let start = Instant::now();
     let mut shown = false;
     while !done.load(Ordering::Relaxed) {
         if start.elapsed() >= PATIENCE {
             shown = true;
             let total = progress.total.load(Ordering::Relaxed).max(1);
-            bar(progress.done.load(Ordering::Relaxed).min(total).saturating_mul(100) / total);
+            bar(what, progress.done.load(Ordering::Relaxed).min(total).saturating_mul(100) / total);
         }
         std::thread::park_timeout(Duration::from_millis(100));
     }
@@ -80,6 +85,6 @@ fn watch(progress: &LoadProgress, done: &AtomicBool) {
 }
 
 /// Redraws the bar; a closed terminal is no error.
-fn bar(percent: u64) {
-    let _ = write!(std::io::stderr(), "\rreading [{:<50}] {percent:>3} %", "=".repeat(percent as usize / 2));
+fn bar(what: &str, percent: u64) {
+    let _ = write!(std::io::stderr(), "\r{what} [{:<50}] {percent:>3} %", "=".repeat(percent as usize / 2));
 }

@@ -236,6 +236,22 @@ fn timelines(out: &mut Out, trace: &Trace) {
         pprof(out, &stacks, header.as_ref()).unwrap();
         out.binary = false;
     }
+    #[cfg(feature = "dataset")]
+    tables(out, trace);
+}
+
+/// Parquet keeps names as they are: it is not shown.
+#[cfg(feature = "dataset")]
+fn tables(out: &mut Out, trace: &Trace) {
+    let progress = LoadProgress::default();
+    let run = dataset::Run::read(trace, None, &progress);
+    for table in dataset::TABLES {
+        let mut bytes = Vec::new();
+        table.write(Some(&run), &mut bytes).unwrap();
+        out.binary = true;
+        out.write_all(&bytes).unwrap();
+        out.binary = false;
+    }
 }
 
 fn live(out: &mut Out, trace: &Trace) {

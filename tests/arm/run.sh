@@ -49,7 +49,7 @@ profinfers_tests() {
     echo "tests/arm: profinfer on $processor"
     # Optimizing them would take longer than running them.
     CARGO_PROFILE_DEV_OPT_LEVEL=0 CARGO_TARGET_AARCH64_UNKNOWN_LINUX_MUSL_RUNNER="$qemu -cpu $processor" \
-        cross/cargo.sh "$target" test --quiet --locked --features profinfer/vendored --lib \
+        cross/cargo.sh "$target" test --quiet --locked --no-default-features --features profinfer/vendored --lib \
         --package profinfer --package common --package pfi --package ggml --package runner --package analysis \
         --package render -- \
         --skip daemon::facts::tests::this_process --skip daemon::own::tests:: \

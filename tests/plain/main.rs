@@ -14,6 +14,9 @@ mod all_views;
 mod common;
 #[path = "../dag_support/mod.rs"]
 mod dag_support;
+#[cfg(feature = "dataset")]
+#[path = "../fleet/mod.rs"]
+mod fleet;
 #[path = "../html_support/mod.rs"]
 mod html_support;
 #[path = "../synth_trace/mod.rs"]
@@ -32,6 +35,10 @@ mod config_cli;
 mod control_cli;
 mod dag;
 mod dag_cli;
+#[cfg(feature = "dataset")]
+mod dataset_cli;
+#[cfg(feature = "dataset")]
+mod dataset_sql;
 mod diff_runs;
 #[cfg(feature = "agent")]
 mod discover_fixtures;

@@ -17,6 +17,7 @@ const MOE: Spec = Spec {
     structure: true,
     widths: true,
     clusters: false,
+    weights: Q4_0_WEIGHTS,
 };
 
 fn busy(p: usize, ith: u16) -> u64 {

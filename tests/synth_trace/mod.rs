@@ -18,6 +18,10 @@ pub const LEAD: u64 = 1000;
 pub const SYNC: u64 = 100;
 /// From the end of a call to the start of the next one.
 pub const PAUSE: u64 = 10_000;
+/// Numbers of splits on a device begin here.
+pub const DEVICE_SPLITS: u64 = 1 << 32;
+/// GUID of the Vulkan backend.
+const VULKAN: [u8; 16] = 0xb8f74f86_403ce102_91c8dde9_023fc02b_u128.to_be_bytes();
 /// First instant of a trace.
 pub const ORIGIN: u64 = 1_000_000_000_000;
 
@@ -31,6 +35,8 @@ const F32: u16 = 0;
 const F16: u16 = 1;
 const Q4_0: u16 = 2;
 const I32: u16 = 3;
+pub const Q4_0_WEIGHTS: u16 = Q4_0;
+pub const Q8_0_WEIGHTS: u16 = 4;
 
 const OPS: [(&str, &str); 10] = [
     ("NONE", "NONE"),
@@ -57,6 +63,8 @@ pub struct Spec {
     pub widths: bool,
     /// CPUs 0 and 1 of capacity 400, 2 and 3 of 1024; otherwise two equal ones.
     pub clusters: bool,
+    /// Type of the weights that are multiplied.
+    pub weights: u16,
 }
 
 impl Default for Spec {
@@ -69,6 +77,35 @@ impl Default for Spec {
             structure: true,
             widths: true,
             clusters: false,
+            weights: Q4_0,
+        }
+    }
+}
+
+/// Where and with what a trace was recorded.
+#[derive(Debug, Clone, Copy)]
+pub struct Origin<'o> {
+    pub host: &'o str,
+    pub cpu_model: &'o str,
+    pub arch: &'o str,
+    /// CLOCK_REALTIME at the start, ns.
+    pub real_ns: u64,
+    pub engine_version: &'o str,
+    pub engine_build: &'o str,
+    pub cmdline: &'o str,
+}
+
+impl Default for Origin<'_> {
+    fn default() -> Self {
+        let h = header(true);
+        Origin {
+            host: h.host,
+            cpu_model: h.cpu_model,
+            arch: h.arch,
+            real_ns: h.real_ns,
+            engine_version: "0.25.1",
+            engine_build: "00c0ffee",
+            cmdline: "llama-cli -m x",
         }
     }
 }
@@ -142,6 +179,8 @@ pub struct Synth<W: Write> {
     pub cpu: fn(u64, usize, u16) -> Option<u16>,
     /// Backend of the following splits: its GUID and name.
     pub backend: ([u8; 16], &'static str),
+    /// A device's split before each of these, of as many nodes as there are on the CPU: the time of it, ns.
+    pub device: Option<u64>,
     /// Process of the following calls; see [`Synth::process`].
     pid: u32,
     /// See [`Synth::context`].
@@ -149,22 +188,27 @@ pub struct Synth<W: Write> {
     /// Address of the graphs of calls.
     cgraph: u64,
     plans: Vec<((u32, u64, u32), Vec<PlanHit>)>,
+    experts: Vec<ExpertTensors>,
     buffer: Vec<Slice>,
     addr: u64,
 }
 
 impl<W: Output> Synth<W> {
     pub fn new(out: W, spec: Spec) -> Synth<W> {
-        let mut header = header(spec.structure);
+        Synth::of(out, spec, &Origin::default())
+    }
+
+    pub fn of(out: W, spec: Spec, origin: &Origin<'_>) -> Synth<W> {
+        let Origin { host, cpu_model, arch, real_ns, engine_version, engine_build, cmdline } = *origin;
+        let mut header = Header { host, cpu_model, arch, real_ns, ..header(spec.structure) };
         if spec.clusters {
             header.topology = "0,0,0,1800000,400;1,1,0,1800000,400;2,2,1,2900000,1024;3,3,1,2900000,1024";
         }
         let mut enc = Encoder::new(out, EncoderConfig::default(), &header).unwrap();
-        enc.engine(&Engine { id: 0, version: "0.25.1", layout: "op@80 ne@16" }).unwrap();
+        enc.engine(&Engine { id: 0, version: engine_version, layout: "op@80 ne@16" }).unwrap();
         let path = "/opt/llama/libggml-cpu.so";
-        enc.module(&Module { engine: 0, path, build_id: "00c0ffee", role: "base+cpu" }).unwrap();
-        enc.process(&Process { pid: PID, engine: 0, exe: "/opt/llama/llama-cli", cmdline: "llama-cli -m x" })
-            .unwrap();
+        enc.module(&Module { engine: 0, path, build_id: engine_build, role: "base+cpu" }).unwrap();
+        enc.process(&Process { pid: PID, engine: 0, exe: "/opt/llama/llama-cli", cmdline }).unwrap();
         let (role, name, why) = ("op", "ggml_cpu_extra_compute_forward", "hits as expected");
         enc.rung(&RungRecord { engine: 0, role, name, used: true, expected: Some(100), seen: 100, why })
             .unwrap();
@@ -175,6 +219,9 @@ impl<W: Output> Synth<W> {
         enc.type_def(F16, "f16", 1, 2);
         enc.type_def(Q4_0, "q4_0", 32, 18);
         enc.type_def(I32, "i32", 1, 4);
+        if spec.weights == Q8_0_WEIGHTS {
+            enc.type_def(Q8_0_WEIGHTS, "q8_0", 32, 34);
+        }
         let (plans, buffer) = (Vec::new(), Vec::new());
         let (pid, addr) = (PID, 0x7000_0000);
         let backend = ([7; 16], "CPU");
@@ -189,10 +236,12 @@ impl<W: Output> Synth<W> {
             cut: false,
             cpu: |_, _, _| None,
             backend,
+            device: None,
             pid,
             context: 0,
             cgraph: 0x1234,
             plans,
+            experts: Vec::new(),
             buffer,
             addr,
         }
@@ -257,6 +306,8 @@ impl<W: Output> Synth<W> {
     ) -> u64 {
         let seq = self.graphs;
         self.graphs += 1;
+        let begin = start;
+        let start = start + self.device.map_or(0, |ns| self.device_split(seq, width, start, ns));
         let cpu_end = self.cpu_graph(seq, width, start + LEAD, busy);
         let (end, n_nodes, cut) = (cpu_end + LEAD, 100, false);
         let ubatch = if self.spec.widths { width } else { 0 };
@@ -276,7 +327,7 @@ impl<W: Output> Synth<W> {
             plan: None,
         };
         self.enc.split(&split).unwrap();
-        let (t, dur, cgraph) = (start as i64, end - start, self.cgraph);
+        let (t, dur, cgraph) = (begin as i64, end - begin, self.cgraph);
         self.enc
             .graph(&Graph {
                 seq,
@@ -293,6 +344,28 @@ impl<W: Output> Synth<W> {
             })
             .unwrap();
         end
+    }
+
+    /// Returns the time that it takes, with the wait for the device.
+    fn device_split(&mut self, graph: u64, width: u32, start: u64, ns: u64) -> u64 {
+        let hits = self.plan(width);
+        let plan = self.enc.plan(self.pid, hits.len() as u32, &hits).unwrap();
+        let backend = self.enc.backend(VULKAN, "Vulkan");
+        let split = Split {
+            seq: DEVICE_SPLITS + graph,
+            graph: Some(graph),
+            backend,
+            pid: self.pid,
+            tid: TID,
+            n_nodes: hits.len() as u32,
+            t: start as i64,
+            dur: ns,
+            cut: false,
+            device: Device::Busy(ns / 2),
+            plan: Some(plan),
+        };
+        self.enc.split(&split).unwrap();
+        ns
     }
 
     fn cpu_graph(&mut self, seq: u64, width: u32, start: u64, busy: impl Fn(usize, u16) -> u64) -> u64 {
@@ -341,6 +414,13 @@ impl<W: Output> Synth<W> {
         end
     }
 
+    /// Tensors of the experts' choices and weights of a layer, in calls of this width.
+    pub fn expert_tensors(&mut self, width: u32, layer: u32) -> Option<(u32, u32)> {
+        self.plan(width);
+        let found = self.experts.iter().find(|t| t.of == (self.pid, self.context, width, layer));
+        found.map(|t| (t.ids, t.weights))
+    }
+
     /// Names of the positions of a plan: op label and tensor name.
     pub fn positions(&mut self, width: u32) -> usize {
         self.plan(width).len()
@@ -356,6 +436,14 @@ impl<W: Output> Synth<W> {
         self.plans.push(((self.pid, self.context, width), hits.clone()));
         hits
     }
+}
+
+/// Tensors of the experts of a layer.
+struct ExpertTensors {
+    /// Process, context, width of the call, and layer.
+    of: (u32, u64, u32, u32),
+    ids: u32,
+    weights: u32,
 }
 
 struct Builder<'s, W: Write> {
@@ -405,7 +493,7 @@ impl<W: Write> Builder<'_, W> {
     }
 
     fn mat(&mut self, name: &str, weight: &str, rows: u64, x: u32, k: u64, n: u64) -> u32 {
-        let w = self.weight(Q4_0, weight, [k, rows, 1, 1]);
+        let w = self.weight(self.synth.spec.weights, weight, [k, rows, 1, 1]);
         self.op("MUL_MAT", name, [rows, n, 1, 1], &[w, x])
     }
 
@@ -447,9 +535,13 @@ impl<W: Write> Builder<'_, W> {
     fn experts(&mut self, l: u32, y: u32, n: u64) -> u32 {
         let sorted = self.op("ARGSORT", &format!("ffn_moe_argsort-{l}"), [8, n, 1, 1], &[y]);
         let ids = self.tensor("NONE", I32, &format!("ffn_moe_topk-{l}"), [2, n, 1, 1], &[sorted]);
-        let up = self.weight(Q4_0, &format!("blk.{l}.ffn_up_exps.weight"), [EMBD, FF, 8, 1]);
+        let up =
+            self.weight(self.synth.spec.weights, &format!("blk.{l}.ffn_up_exps.weight"), [EMBD, FF, 8, 1]);
+        let (s, width) = (&mut self.synth, n as u32);
+        s.experts.push(ExpertTensors { of: (s.pid, s.context, width, l), ids, weights: up });
         let up = self.op("MUL_MAT_ID", &format!("ffn_moe_up-{l}"), [FF, 2, n, 1], &[up, y, ids]);
-        let down = self.weight(Q4_0, &format!("blk.{l}.ffn_down_exps.weight"), [FF, EMBD, 8, 1]);
+        let down =
+            self.weight(self.synth.spec.weights, &format!("blk.{l}.ffn_down_exps.weight"), [FF, EMBD, 8, 1]);
         self.op("MUL_MAT_ID", &format!("ffn_moe_down-{l}"), [EMBD, 2, n, 1], &[down, up, ids])
     }
 }

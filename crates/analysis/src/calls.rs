@@ -272,7 +272,7 @@ fn bare_calls(loaded: &Loaded<'_>, source: CallSource) -> Vec<Call> {
 }
 
 /// Whether a backend computes on a device other than the CPU.
-fn on_device(loaded: &Loaded<'_>, backend: u32) -> bool {
+pub fn on_device(loaded: &Loaded<'_>, backend: u32) -> bool {
     let device = |b: &Backend<'_>| backend_guid::is_device(&b.guid) && !backend_guid::is_host(b.name);
     loaded.backends.get(&backend).is_some_and(device)
 }

@@ -49,6 +49,13 @@ pub struct CpuCursor<'c> {
 }
 
 impl CpuCursor<'_> {
+    /// The CPU of a slice; the next one must not start earlier. None: not known.
+    #[inline]
+    pub fn at(&mut self, start: i64) -> Option<u16> {
+        self.pass(start);
+        self.cpu
+    }
+
     /// Moves on to `t`. Some: the CPU has changed or become known or unknown, with whether the thread is known to have
     /// migrated.
     #[inline]

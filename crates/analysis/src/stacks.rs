@@ -231,7 +231,7 @@ fn models(list: &[RunRow]) -> Vec<String> {
 }
 
 /// The file name of the only GGUF file on a command line; if there is none or several, that of the program.
-fn model_name(command: &str) -> String {
+pub fn model_name(command: &str) -> String {
     let file = |word: &str| word.rsplit(['/', '\\', '=']).next().unwrap_or(word).to_string();
     let mut models = command.split_whitespace().filter(|w| w.to_ascii_lowercase().ends_with(".gguf"));
     match (models.next(), models.next()) {

@@ -222,6 +222,19 @@ impl Trace {
         &self.blocks
     }
 
+    /// Identifies the contents: equal for copies of a trace, and different for other traces as far as 64 bits and the
+    /// checksums of the blocks tell them apart (FNV-1a).
+    pub fn fingerprint(&self) -> u64 {
+        let mut hash = 0xcbf2_9ce4_8422_2325_u64;
+        for b in &self.blocks {
+            let parts = [u64::from(b.seq), u64::from(b.len), b.first_ts, u64::from(b.crc)];
+            for byte in parts.into_iter().flat_map(u64::to_le_bytes) {
+                hash = (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);
+            }
+        }
+        hash
+    }
+
     /// Block `i` of `blocks()`, checked against its checksum.
     pub fn block(&self, i: usize) -> Result<Block<'_>, Damage> {
         let gone = || damage(self.size(), 0, DamageKind::Record { seq: u32::MAX, why: "no such block" });

@@ -65,6 +65,21 @@ pub enum FallbackReason {
     Unknown,
 }
 
+impl FallbackReason {
+    /// As in results.
+    pub const fn name(self) -> &'static str {
+        match self {
+            FallbackReason::InputLayer => "input-layer",
+            FallbackReason::HostWeights => "host-weights",
+            FallbackReason::HostCache => "host-cache",
+            FallbackReason::Types => "types",
+            FallbackReason::Neighbours => "neighbours",
+            FallbackReason::NeverOnDevice => "never-on-device",
+            FallbackReason::Unknown => "unknown",
+        }
+    }
+}
+
 /// Types of the result and the sources.
 type Types<'l> = Vec<&'l str>;
 

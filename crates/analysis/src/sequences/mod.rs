@@ -16,7 +16,7 @@ mod tests;
 use serde::Serialize;
 
 pub use self::batching::{BatchRow, Batching};
-pub use self::request::{RequestRow, SequenceRow};
+pub use self::request::{RequestRow, SequenceRow, rows as request_rows};
 pub use self::speculation::{Speculation, SpeculationCost};
 use self::track::Tracker;
 use super::calls::{Call, Latency, Phase, Request};
@@ -312,7 +312,7 @@ pub struct SequenceReport {
 
 /// Builds the report of the calls shown, with at most `top` requests.
 pub fn report(loaded: &Loaded<'_>, calls: &[Call], all: &Sequences, top: Option<usize>) -> SequenceReport {
-    let requests = request::rows(calls, all);
+    let requests: Vec<RequestRow> = request::rows(calls, all).into_iter().map(|(_, row)| row).collect();
     let left_out = requests.len().saturating_sub(top.unwrap_or(usize::MAX));
     let told =
         loaded.causes.features.iter().find(|f| f.name == "sequences" && f.state != Availability::Whole);

@@ -49,17 +49,18 @@ pub struct RequestRow {
     pub at_least: bool,
 }
 
-/// Rows of the requests that computed a prompt or brought a token, in the order of time.
-pub fn rows(calls: &[Call], all: &Sequences) -> Vec<RequestRow> {
+/// Rows of the requests that computed a prompt or brought a token, in the order of time, with their indices in
+/// [`Sequences::requests`].
+pub fn rows(calls: &[Call], all: &Sequences) -> Vec<(usize, RequestRow)> {
     let usual = usual_step(calls, all);
     let prompts = Prompts::of(calls, all);
-    let mut rows: Vec<RequestRow> = Vec::with_capacity(all.requests.len());
-    for (r, number) in all.requests.iter().zip(context_numbers(all)) {
+    let mut rows: Vec<(usize, RequestRow)> = Vec::with_capacity(all.requests.len());
+    for (i, (r, number)) in all.requests.iter().zip(context_numbers(all)).enumerate() {
         if r.encoded == 0 || r.prompt > 0 {
-            rows.push(row(r, number, calls, usual, &prompts));
+            rows.push((i, row(r, number, calls, usual, &prompts)));
         }
     }
-    rows.sort_by_key(|r| r.start_ns);
+    rows.sort_by_key(|(_, r)| r.start_ns);
     rows
 }
 
