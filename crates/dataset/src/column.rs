@@ -126,7 +126,7 @@ pub struct Table {
     pub about: &'static str,
     /// A run has one or a few rows: dictionaries would be longer than their values.
     pub single: bool,
-    /// The first is [`RUN`].
+    /// The first is the run.
     pub columns: &'static [Column],
     /// Appends the rows of a run, with values in the order of `columns`.
     pub fill: fn(&Run<'_, '_>, &mut Rows<'_>) -> parquet::errors::Result<()>,

@@ -9,6 +9,7 @@ use super::super::net::NetworkStatus;
 use super::super::run::Run;
 use super::super::status::{ServiceUsage, StatusCounts};
 use super::super::store::DirectoryUsage;
+use super::super::totals::ModelTally;
 use super::*;
 use crate::recorder::tally::{ObservedRequest, RequestTally};
 

@@ -1,7 +1,7 @@
 //! One POST over plain HTTP/1.1, within a time limit.
 
 use std::io::{self, Read, Write};
-use std::net::{TcpStream, ToSocketAddrs};
+use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
 use super::endpoint::OtlpSettings;
@@ -60,7 +60,7 @@ pub fn post(settings: &OtlpSettings, body: &[u8]) -> io::Result<Response> {
 
 fn connect(settings: &OtlpSettings, limit: &Limit) -> io::Result<TcpStream> {
     let mut why = io::Error::new(io::ErrorKind::NotFound, "its name has no address");
-    for address in (settings.endpoint.host.as_str(), settings.endpoint.port).to_socket_addrs()? {
+    for address in settings.endpoint.addresses()? {
         match TcpStream::connect_timeout(&address, limit.left()?) {
             Ok(stream) => return Ok(stream),
             Err(e) => why = e,

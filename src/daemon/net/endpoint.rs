@@ -1,6 +1,9 @@
 //! Where metrics are offered and where they are pushed to, as the configuration names it.
 
 use std::fmt;
+use std::io;
+#[cfg(not(feature = "board"))]
+use std::net::ToSocketAddrs;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
@@ -8,6 +11,14 @@ use std::time::Duration;
 const PATH: &str = "/v1/metrics";
 /// Longest host and path.
 const LONGEST: usize = 255;
+
+/// Why a board does not take a host.
+const NO_NAMES: &str = "this program, made for boards, resolves no names: give the host's address";
+
+/// A host's address, if it is given as one.
+fn address(host: &str) -> Option<IpAddr> {
+    if host == "localhost" { Some(Ipv4Addr::LOCALHOST.into()) } else { host.parse().ok() }
+}
 
 /// A receiver of OpenTelemetry's protocol over plain HTTP.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -52,9 +63,31 @@ impl Endpoint {
         if !right || host.len() > LONGEST || path.len() > LONGEST || !path.chars().all(of_path) {
             return Err(wanted());
         }
+        if cfg!(feature = "board") && address(host).is_none() {
+            return Err(NO_NAMES.into());
+        }
         let base = path.trim_end_matches('/');
         let path = if base.ends_with(PATH) { base.to_owned() } else { format!("{base}{PATH}") };
         Ok(Endpoint { host: host.to_owned(), port, path })
+    }
+
+    /// Its addresses.
+    ///
+    /// # Errors
+    /// The host's name has none.
+    #[cfg(not(feature = "board"))]
+    pub fn addresses(&self) -> io::Result<Vec<SocketAddr>> {
+        Ok((self.host.as_str(), self.port).to_socket_addrs()?.collect())
+    }
+
+    /// Its address. Programs for boards resolve no names: the resolver is a large part of what metrics would add there.
+    ///
+    /// # Errors
+    /// The host is a name.
+    #[cfg(feature = "board")]
+    pub fn addresses(&self) -> io::Result<Vec<SocketAddr>> {
+        let ip = address(&self.host).ok_or_else(|| io::Error::other(NO_NAMES))?;
+        Ok(vec![SocketAddr::new(ip, self.port)])
     }
 
     /// Host and port, as in a URL.
@@ -98,9 +131,10 @@ pub struct NetSettings {
 /// # Errors
 /// What is expected instead.
 pub fn listen_address(text: &str) -> Result<SocketAddr, String> {
-    let local = text.strip_prefix("localhost:").and_then(|port| port.parse().ok());
-    let local = local.map(|port: u16| SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), port));
-    let read = local.or_else(|| text.parse().ok());
+    let named = text
+        .strip_prefix("localhost:")
+        .and_then(|port| Some(SocketAddr::new(address("localhost")?, port.parse().ok()?)));
+    let read = named.or_else(|| text.parse().ok());
     read.ok_or_else(|| "expected an address and a port, e.g. 127.0.0.1:9464".to_owned())
 }
 
@@ -174,6 +208,15 @@ mod tests {
         ] {
             assert!(of(text).is_err_and(|e| e.contains(why)), "{text}: {:?}", of(text));
         }
+    }
+
+    #[test]
+    fn hosts_have_addresses() {
+        let of = |text: &str| Endpoint::parse(text).expect("an endpoint").addresses().expect("one");
+        assert_eq!(of("http://127.0.0.1:1"), ["127.0.0.1:1".parse().expect("one")]);
+        assert_eq!(of("http://[::1]:1"), ["[::1]:1".parse().expect("one")]);
+        let given = ["localhost", "192.0.2.1", "::1", "collector"].map(|host| address(host).is_some());
+        assert_eq!(given, [true, true, true, false]);
     }
 
     #[test]
