@@ -191,7 +191,6 @@ fleet() {
     tests=$(dirname "$0")/../tests
     python_package perfetto perfetto "$tests/perfetto/requirements.txt" perfetto
     python_package opentelemetry-proto opentelemetry_proto "$tests/service/requirements.txt" otlp
-    perfetto
     fleet
     "$(dirname "$0")/../tests/perfetto/system.sh" --fetch ||
         echo "setup.sh: without Perfetto's recorder; its test is skipped" >&2
