@@ -103,7 +103,8 @@ impl OpenContext {
         let short = call.width <= PART && call.start.saturating_sub(self.last) < PAUSE_NS;
         let check = call.prompt.map_or(short, |prompt| !prompt);
         match self.phase {
-            Phase::Prompt if call.prompt == Some(true) || call.width > PART || self.width.is_multiple_of(PART) => {}
+            Phase::Prompt
+                if call.prompt == Some(true) || call.width > PART || self.width.is_multiple_of(PART) => {}
             Phase::Prompt => return self.miss(Unobserved::Sequences, tally),
             Phase::Decode | Phase::Unknown if check => return self.miss(Unobserved::Sequences, tally),
             Phase::Decode => {

@@ -80,6 +80,8 @@ static void draft_decode(int n) {
 static void speculate(int rounds) {
     draft_decode(opt.n_prompt);
     decode("prefill", opt.n_prompt);
+    /* A draft is checked by the logits of all its tokens. */
+    eng.every = true;
     for (int i = 0; i < rounds; i++) {
         int first = pos;
         for (int k = 0; k < PROPOSED; k++, pos++) draft_decode(1);

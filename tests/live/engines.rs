@@ -187,12 +187,18 @@ fn drafted(name: &str) {
     }
     told.sort_unstable();
     let (target, draft) = (1 + ROUNDS, 1 + 4 * ROUNDS);
-    let tokens = 7 + 4 * ROUNDS;
+    // Where a draft ends shows how much of the one before was accepted: all of it; of the last, nothing is seen.
+    let brought = 7 + 4 * (ROUNDS - 1) + 1;
     assert_eq!(
         told,
-        [(target, tokens, Some(4), true, true), (draft, tokens, Some(6), false, false)],
+        [(target, brought, Some(4), false, false), (draft, 7 + 4 * ROUNDS, Some(6), false, false)],
         "{name}"
     );
+    // The target's figures are shown, though the draft model has more calls.
+    let drafts = &both["sequences"]["speculation"];
+    let counts = ["drafts", "unseen", "drafted", "accepted", "draft_calls"].map(|of| drafts[of].as_u64());
+    let known = 3 * (ROUNDS - 1);
+    assert_eq!(counts, [ROUNDS, 1, known, known, 4 * ROUNDS].map(Some), "{name}: {drafts}");
 }
 
 #[test]

@@ -21,7 +21,16 @@ impl Calls {
         for &width in widths {
             let start = self.now + MS;
             self.now = start + 9 * MS;
-            let call = RequestCall { pid: 7, run: 7, context, seq: None, prompt: None, width, start, end: Some(self.now) };
+            let call = RequestCall {
+                pid: 7,
+                run: 7,
+                context,
+                seq: None,
+                prompt: None,
+                width,
+                start,
+                end: Some(self.now),
+            };
             self.requests.call(&call);
         }
         self
@@ -173,7 +182,8 @@ fn what_was_not_seen_is_not_observed() {
         ([3, 3, 0], vec![("events lost", 1), ("gaps in the recording", 1), ("recording ended", 1)])
     );
     let mut calls = Calls::new();
-    let call = RequestCall { pid: 7, run: 7, context: 1, seq: None, prompt: None, width: 30, start: 5, end: None };
+    let call =
+        RequestCall { pid: 7, run: 7, context: 1, seq: None, prompt: None, width: 30, start: 5, end: None };
     calls.requests.call(&call);
     calls.requests.call(&call);
     calls.of(2, &[0, 0, 1]);
@@ -184,7 +194,16 @@ fn what_was_not_seen_is_not_observed() {
 fn many_contexts_are_bounded() {
     let mut calls = Calls::new();
     for context in 0..MOST as u64 + 3 {
-        let call = RequestCall { pid: context as u32, run: 7, context, seq: None, prompt: None, width: 100, start: 5, end: Some(10) };
+        let call = RequestCall {
+            pid: context as u32,
+            run: 7,
+            context,
+            seq: None,
+            prompt: None,
+            width: 100,
+            start: 5,
+            end: Some(10),
+        };
         calls.requests.call(&call);
     }
     assert_eq!(calls.counts(), ([0, 0, 0], vec![("too many contexts", 3)]));

@@ -21,7 +21,11 @@ pub const TABLE: Table = Table {
         int("tid", "thread that made it"),
         text("function", "`llama_decode`, `llama_encode` or `llama_process`; null for a graph").or_null(),
         text("phase", "`prefill` or `decode`").or_null(),
-        text("work", "`prefill`, `decode`, `verify` (drafts), `mixed` or `encode`; null if the batch is not known").or_null(),
+        text(
+            "work",
+            "`prefill`, `decode`, `verify` (drafts), `mixed` or `encode`; null if the batch is not known",
+        )
+        .or_null(),
         int("sequences", "sequences that it computes").or_null(),
         long("tokens", "tokens in the batch; of a draft, the accepted ones and the one after them").or_null(),
         int("graphs", "graphs that it computed"),
