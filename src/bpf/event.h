@@ -185,9 +185,9 @@ struct chunk {
 /* The tokens of a batch or of a part of it. */
 struct ev_ubatch {
 	struct ev_hdr h;
-	__u32 tokens;  /* 0: the event continues the one before */
-	__u32 n;       /* chunks in this event */
-	__u32 unread;  /* tokens after these that were not read */
+	__u32 tokens; /* 0: the event continues the one before */
+	__u32 n;      /* chunks in this event */
+	__u32 unread; /* tokens after these that were not read */
 	__u32 what;
 	struct chunk chunk[CHUNKS];
 };

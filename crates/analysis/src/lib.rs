@@ -4,6 +4,7 @@ pub mod accuracy;
 pub mod advice;
 pub mod agreement;
 pub mod attribution;
+pub mod call;
 pub mod calls;
 pub mod cause_records;
 pub mod clusters;

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use super::super::calls::Call;
+use super::super::call::Call;
 use super::super::load::Loaded;
 use pfi::record::{Chunk, Ubatch};
 

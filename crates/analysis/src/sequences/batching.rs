@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use super::super::calls::Call;
-use super::{CallKind, Sequences};
+use super::super::call::Call;
+use super::data::{CallKind, Sequences};
 
 /// Calls of one kind with the same number of sequences.
 #[derive(Debug, Clone, PartialEq, Serialize)]

@@ -3,9 +3,10 @@
 
 use std::collections::HashMap;
 
-use super::super::calls::Call;
+use super::super::call::Call;
 use super::super::load::Loaded;
-use super::{CallWork, ChunkWork, SeqRequest};
+use super::data::{CallWork, ChunkWork, SeqRequest};
+use common::order;
 use pfi::record::Chunk;
 
 /// A call, and the chunks of one part of its batch.
@@ -59,6 +60,6 @@ fn parts(loaded: &Loaded<'_>, calls: &[Call]) -> Vec<Part> {
         Some(Part { pid: u.pid, context: u.context, start, end, chunks: pfi::chunks(u).collect() })
     };
     let mut parts: Vec<Part> = loaded.causes.ubatches.iter().filter_map(part).collect();
-    parts.sort_by_key(|p| p.start);
+    order::by_key(&mut parts, |p| (order::time(p.start), 0));
     parts
 }

@@ -5,8 +5,9 @@ use std::num::Saturating;
 
 use serde::Serialize;
 
-use super::super::calls::{Call, Latency, latency, weighted};
-use super::{CallKind, ChunkWork, SeqRequest, Sequences};
+use super::super::call::{Call, Latency, latency, weighted};
+use super::data::{CallKind, ChunkWork, SeqRequest, Sequences};
+use common::order;
 
 /// One request of one sequence. Times in ns.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -60,7 +61,7 @@ pub fn rows(calls: &[Call], all: &Sequences) -> Vec<(usize, RequestRow)> {
             rows.push((i, row(r, number, calls, usual, &prompts)));
         }
     }
-    rows.sort_by_key(|(_, r)| r.start_ns);
+    order::by_key(&mut rows, |(_, r)| (order::time(r.start_ns), 0));
     rows
 }
 
@@ -128,12 +129,13 @@ struct Prompts {
 
 impl Prompts {
     fn of(calls: &[Call], all: &Sequences) -> Prompts {
-        let prompt =
-            |c: &(&Call, &super::CallWork)| c.1.chunks.iter().any(|c| c.1 == ChunkWork::Prefill) && !c.0.cut;
+        let prompt = |c: &(&Call, &super::data::CallWork)| {
+            c.1.chunks.iter().any(|c| c.1 == ChunkWork::Prefill) && !c.0.cut
+        };
         let with = calls.iter().zip(&all.works).filter_map(|(c, w)| Some((c, w.as_ref()?)));
         let mut list: Vec<_> =
             with.filter(prompt).map(|(c, w)| (c.pid, w.context, c.start, c.end())).collect();
-        list.sort_by_key(|p| (p.0, p.1, p.2));
+        order::by(&mut list, |a, b| (a.0, a.1, a.2).cmp(&(b.0, b.1, b.2)));
         Prompts { list }
     }
 

@@ -4,9 +4,9 @@ use std::collections::{BTreeMap, HashSet};
 
 use serde::Serialize;
 
-use super::super::calls::{Call, Latency, latency};
+use super::super::call::{Call, Latency, latency};
 use super::super::load::Loaded;
-use super::{CallKind, Sequences, TokenStep};
+use super::data::{CallKind, Sequences, TokenStep};
 
 /// The drafts that a run's calls verified.
 #[derive(Debug, Clone, PartialEq, Serialize)]

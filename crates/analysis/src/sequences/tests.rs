@@ -1,4 +1,6 @@
 use super::*;
+use crate::call::Phase;
+use crate::load::Loaded;
 use pfi::record::{Device, Entry, MemoryCall, MemoryChange, Token, Ubatch};
 
 const MS: i64 = 1_000_000;

@@ -3,9 +3,9 @@
 
 use std::collections::HashMap;
 
-use super::super::calls::Call;
+use super::super::call::Call;
 use super::batch::CallBatch;
-use super::{CallWork, ChunkWork, SeqRequest, TokenStep};
+use super::data::{CallWork, ChunkWork, SeqRequest, TokenStep};
 use pfi::record::{Chunk, Entry, MemoryCall, MemoryChange};
 
 /// Sequences followed; the tokens of further ones are counted only.

@@ -19,7 +19,6 @@ mod executed;
 pub mod labels;
 pub mod merge;
 pub mod perfetto;
-mod sequences;
 
 use labels::Labels;
 
