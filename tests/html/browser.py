@@ -438,7 +438,7 @@ def use(b, page, shots):
     b.ask("Page.navigate", url=page.resolve().as_uri())
     b.wait("Page.loadEventFired")
     ids = charts(b)
-    outline(b, 3 if page.stem == "compare" else 10)
+    outline(b, 3 if page.stem == "compare" else 11)
     focus(b)
     same(b.do("typeof hostile"), "undefined", "a name was run")
     views(b, shots, page.stem)
