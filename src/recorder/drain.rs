@@ -1,6 +1,7 @@
 //! From events to trace: pairs entries with returns, assigns op hits to graphs, counts events. Allocates only when
 //! created (tests/plain/drain_alloc.rs checks this) and for new processes.
 
+mod batches;
 mod offloaded;
 mod shown;
 
@@ -27,7 +28,7 @@ use crate::recorder::phases::OpenPhases;
 use crate::recorder::process_tree::ProcessTree;
 use crate::recorder::qos::ReturnedCall;
 use crate::recorder::requests::RequestCall;
-use crate::recorder::sequences::{CallOfBatch, Sequences};
+use crate::recorder::sequences::Sequences;
 use crate::recorder::thread_hits::ThreadHit;
 use crate::recorder::ticks::DeviceTicks;
 use ggml::backend_guid;
@@ -473,14 +474,6 @@ impl<W: Write> Drain<W> {
         }
     }
 
-    /// A call on a batch has returned: one call for each sequence, where these are known.
-    fn batch_done(&mut self, token: u64, call: &RequestCall) {
-        match self.sequences.take(token) {
-            Some(parts) => parts.iter().for_each(|part| self.process_tree.batch(&part.of_call(call))),
-            None => self.process_tree.batch(call),
-        }
-    }
-
     /// Keeps a call for the session, with the event counts up to its end.
     fn call_done(&mut self, done: ReturnedCall) {
         const CALLS: Range<usize> = ev_kind::EV_TOKEN_ENTER.0 as usize..ev_kind::EV_OP.0 as usize;
@@ -599,30 +592,6 @@ impl<W: Write> Drain<W> {
             shown.phases += 1;
         }
         self.phases.take(e, &mut self.enc)
-    }
-
-    fn ubatch(&mut self, e: &event::Ubatch) -> Result<(), WriteError> {
-        self.meet(&e.h);
-        let read = e.n > 0;
-        if let Some(shown) = self.shown(e.h.engine).filter(|_| read) {
-            shown.ubatches += 1;
-        }
-        let mut call = self.calls.current(CallKind::Token, e.h.tid);
-        if let Some(call) = &mut call {
-            let single = e.chunk.iter().take(e.n as usize).all(|c| c.tokens == 1);
-            call.single = read.then_some(single && e.unread == 0 && call.single != Some(false));
-        }
-        let call =
-            call.map_or(CallOfBatch::default(), |c| CallOfBatch { token: Some(c.seq), context: c.object });
-        self.sequences.ubatch(e, call, &mut self.enc)
-    }
-
-    fn memory(&mut self, e: &event::Memory) -> Result<(), WriteError> {
-        self.meet(&e.h);
-        if let Some(shown) = self.shown(e.h.engine) {
-            shown.memory_calls += 1;
-        }
-        self.sequences.memory(e, &mut self.enc)
     }
 
     fn process_exit(&mut self, tgid: u32, ts: u64) -> Result<(), WriteError> {

@@ -121,7 +121,7 @@ pub struct SeqRequest {
     pub seq: i64,
     /// Start of its first call.
     pub start: i64,
-    /// Position of its first token: so many tokens of the prompt were in the memory already. None: not known.
+    /// Position of its first token, which is the number of prompt tokens found in the KV cache. None: not known.
     pub cached: Option<u64>,
     /// Tokens of the prompt that were computed.
     pub prompt: u64,

@@ -46,7 +46,7 @@ pub struct RequestRow {
     pub accepted: u64,
     /// It began before the recording.
     pub late: bool,
-    /// Its tokens are at least so many: the result of its last draft was not seen.
+    /// `tokens` is a lower bound: the result of its last draft was not seen.
     pub at_least: bool,
 }
 

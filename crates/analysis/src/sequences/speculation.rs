@@ -18,7 +18,7 @@ pub struct Speculation {
     pub accepted: u64,
     /// `accepted` over `drafted`.
     pub acceptance: f64,
-    /// How many drafts had so many tokens accepted.
+    /// Pairs: number of accepted tokens, and number of drafts with that many.
     pub accepted_lengths: Vec<(u64, u64)>,
     /// Drafts whose result was not seen: the last of a request, or of a recording.
     pub unseen: u64,

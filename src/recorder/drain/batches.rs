@@ -1,0 +1,45 @@
+//! The part of the drain that handles batches of calls, and changes of a context's memory.
+
+use std::io::Write;
+
+use super::Drain;
+use crate::capture::event;
+use crate::recorder::calls::CallKind;
+use crate::recorder::requests::RequestCall;
+use crate::recorder::sequences::CallOfBatch;
+use pfi::WriteError;
+
+impl<W: Write> Drain<W> {
+    /// A call on a batch has returned: one call for each sequence, where these are known.
+    pub(super) fn batch_done(&mut self, token: u64, call: &RequestCall) {
+        match self.sequences.take(token) {
+            Some(parts) => parts.iter().for_each(|part| self.process_tree.batch(&part.of_call(call))),
+            None => self.process_tree.batch(call),
+        }
+    }
+
+    pub(super) fn ubatch(&mut self, e: &event::Ubatch) -> Result<(), WriteError> {
+        self.meet(&e.h);
+        let read = e.n > 0;
+        if let Some(shown) = self.shown(e.h.engine).filter(|_| read) {
+            shown.ubatches += 1;
+        }
+        let mut call = self.calls.current(CallKind::Token, e.h.tid);
+        if let Some(call) = &mut call {
+            let single = e.chunk.iter().take(e.n as usize).all(|c| c.tokens == 1);
+            let single = read.then_some(single && e.unread == 0);
+            call.single = if call.single == Some(false) { call.single } else { single };
+        }
+        let call =
+            call.map_or(CallOfBatch::default(), |c| CallOfBatch { token: Some(c.seq), context: c.object });
+        self.sequences.ubatch(e, call, &mut self.enc)
+    }
+
+    pub(super) fn memory(&mut self, e: &event::Memory) -> Result<(), WriteError> {
+        self.meet(&e.h);
+        if let Some(shown) = self.shown(e.h.engine) {
+            shown.memory_calls += 1;
+        }
+        self.sequences.memory(e, &mut self.enc)
+    }
+}
