@@ -95,10 +95,11 @@ mod tests {
     }
 
     #[test]
-    fn this_process_has_faults() {
-        let (start, faults) =
-            parse(&fs::read("/proc/self/stat").expect("here")).expect("the kernel's format");
-        assert!(start > 0 && faults.minor > 0);
+    fn fields_of_a_process() {
+        let line = b"4711 (a (b) c) S 1 4711 4711 0 -1 4194560 1234 0 56 0 10 2 0 0 20 0 7 0 98765 1048576 300 0\n";
+        assert_eq!(parse(line), Some((98765, PageFaults { major: 56, minor: 1234 })));
         assert_eq!(parse(b"1 (a) S 1"), None);
+        // The kernel's own line; QEMU emulates it for its guests with zeros.
+        assert!(parse(&fs::read("/proc/self/stat").expect("here")).is_some());
     }
 }
