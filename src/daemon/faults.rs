@@ -96,7 +96,8 @@ mod tests {
 
     #[test]
     fn fields_of_a_process() {
-        let line = b"4711 (a (b) c) S 1 4711 4711 0 -1 4194560 1234 0 56 0 10 2 0 0 20 0 7 0 98765 1048576 300 0\n";
+        let line =
+            b"4711 (a (b) c) S 1 4711 4711 0 -1 4194560 1234 0 56 0 10 2 0 0 20 0 7 0 98765 1048576 300 0\n";
         assert_eq!(parse(line), Some((98765, PageFaults { major: 56, minor: 1234 })));
         assert_eq!(parse(b"1 (a) S 1"), None);
         // The kernel's own line; QEMU emulates it for its guests with zeros.

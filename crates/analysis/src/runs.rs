@@ -18,9 +18,9 @@ use super::calls::{Call, CallSource, Phase, Timeline};
 use super::describe::{is_leaf, op_name, source};
 use super::load::Loaded;
 use super::model::{ModelFacts, model_of};
-use super::sequences::ChunkWork;
 use common::order;
 use common::redact;
+use pfi::track::ChunkWork;
 
 /// A requested run: `PID`, or `PID:N` for the N-th context of a process that has several.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

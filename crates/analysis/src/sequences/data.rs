@@ -4,20 +4,7 @@ use serde::Serialize;
 
 use super::super::call::{Call, Phase};
 use pfi::record::Chunk;
-
-/// What a chunk of a batch is for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum ChunkWork {
-    /// Part of a prompt.
-    Prefill,
-    /// One token after a prompt.
-    Decode,
-    /// A draft and the token before it.
-    Verify,
-    /// Given to llama_encode.
-    Encode,
-}
+use pfi::track::ChunkWork;
 
 /// What a call is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
@@ -156,11 +143,6 @@ impl SeqRequest {
             cut: false,
             encoded: 0,
         }
-    }
-
-    /// Whether it is past its prompt.
-    pub(super) fn answered(&self) -> bool {
-        self.late || self.first_token.is_some() || !self.steps.is_empty()
     }
 
     pub(super) fn take(&mut self, index: usize, call: &Call, chunk: &Chunk, kind: ChunkWork) {

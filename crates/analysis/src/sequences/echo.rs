@@ -5,9 +5,10 @@ use std::collections::HashMap;
 
 use super::super::call::Call;
 use super::super::load::Loaded;
-use super::data::{CallWork, ChunkWork, SeqRequest};
+use super::data::{CallWork, SeqRequest};
 use common::order;
 use pfi::record::Chunk;
+use pfi::track::ChunkWork;
 
 /// A call, and the chunks of one part of its batch.
 struct Part {

@@ -17,7 +17,7 @@ mod tests;
 use serde::Serialize;
 
 pub use self::batching::{BatchRow, Batching};
-pub use self::data::{CallKind, CallWork, ChunkWork, SeqRequest, Sequences, TokenStep};
+pub use self::data::{CallKind, CallWork, SeqRequest, Sequences, TokenStep};
 pub use self::request::{RequestRow, SequenceRow, rows as request_rows};
 pub use self::speculation::{Speculation, SpeculationCost};
 use self::track::Tracker;

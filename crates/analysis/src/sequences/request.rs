@@ -6,8 +6,9 @@ use std::num::Saturating;
 use serde::Serialize;
 
 use super::super::call::{Call, Latency, latency, weighted};
-use super::data::{CallKind, ChunkWork, SeqRequest, Sequences};
+use super::data::{CallKind, SeqRequest, Sequences};
 use common::order;
+use pfi::track::ChunkWork;
 
 /// One request of one sequence. Times in ns.
 #[derive(Debug, Clone, PartialEq, Serialize)]

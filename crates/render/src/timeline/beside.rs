@@ -12,8 +12,9 @@ use analysis::attribution::sched::{OffCpuSpan, OffCpuTimes};
 use analysis::gauges::gauges;
 use analysis::lanes::LaneOwner;
 use analysis::opencl::Profile;
-use analysis::sequences::{ChunkWork, Sequences};
+use analysis::sequences::Sequences;
 use common::order;
+use pfi::track::ChunkWork;
 
 /// Draws all of these tracks; `pids` are the processes drawn.
 pub fn draw(run: &TimelineRun<'_, '_>, pids: &[u32], sink: &mut dyn TimelineSink) -> io::Result<()> {
