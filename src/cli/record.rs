@@ -22,6 +22,7 @@ use crate::host::{target, usage, wake};
 use crate::recorder::recording::{
     Arrivals, RecordOptions, RecordingProgress, SessionObserver, Streams, Summary, Target,
 };
+use crate::recorder::requests::Requests;
 use crate::recorder::session;
 use render::table::clean;
 
@@ -220,6 +221,14 @@ impl SessionObserver for Named<'_> {
 
     fn tell(&mut self, text: &str) {
         self.watch.tell(text);
+    }
+
+    fn lists_requests(&self) -> bool {
+        self.watch.lists_requests()
+    }
+
+    fn requests_now(&mut self, requests: &Requests) {
+        self.watch.requests_now(requests);
     }
 
     fn progress(&mut self, now: &RecordingProgress) {

@@ -25,9 +25,11 @@ use crate::recorder::qos::policy::LevelPolicy;
 use crate::recorder::recording::{
     Arrivals, RecordOptions, RecordingProgress, SessionObserver, Streams, Summary, Target,
 };
+use crate::recorder::requests::Requests;
 use analysis::calls::Phase;
 use analysis::live::{Live, keep, limit};
 use pfi::record::Detail;
+use pfi::track::RequestNow;
 use pfi::{self, Tail};
 use render::json;
 use render::table::{Style, clean};
@@ -247,6 +249,8 @@ struct Top {
     done: bool,
     failed: Option<io::Error>,
     messages: Vec<String>,
+    /// Requests in progress at the last frame.
+    requests: Vec<RequestNow>,
     /// CPU time of this process at the last frame, us.
     spent: (Instant, u64),
     before: Option<RecordingProgress>,
@@ -281,6 +285,7 @@ impl Top {
             done: false,
             failed: None,
             messages: Vec::new(),
+            requests: Vec::new(),
             spent: (now, cpu_us()),
             before: None,
             faults: None,
@@ -346,6 +351,7 @@ impl Top {
             faults,
             sensors: self.live.sensors(),
             speeds,
+            requests: self.requests.iter().filter(|r| Some(r.pid) == shown).copied().collect(),
             processes,
             messages: self.messages.clone(),
         }
@@ -461,6 +467,16 @@ impl SessionObserver for Top {
             self.messages.remove(0);
         }
         self.messages.push(text.to_owned());
+    }
+
+    fn lists_requests(&self) -> bool {
+        true
+    }
+
+    fn requests_now(&mut self, requests: &Requests) {
+        if Instant::now() >= self.due {
+            self.requests = requests.rows(None, usage::now());
+        }
     }
 
     fn progress(&mut self, now: &RecordingProgress) {

@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::lines::plain;
 use crate::recorder::qos;
+use pfi::track::RequestNow;
 
 /// State of one run. Values not known (yet) are None.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -36,6 +37,8 @@ pub struct Run {
     pub rate: Option<f64>,
     /// Time per decoded token, ns: median, p90 and p99 since the run began.
     pub tpot_ns: [Option<u64>; 3],
+    /// Its requests in progress, where the batches of its calls are read; at most 16 are listed, those that computed last.
+    pub requests: Vec<RequestNow>,
     /// Lost and seen events of the run's recording; shared by runs recorded together.
     pub lost: u64,
     pub seen: u64,
@@ -47,6 +50,8 @@ pub struct Run {
 
 /// Maximum processes listed per run.
 pub const PROCESSES: usize = 256;
+/// Maximum requests listed per run.
+pub const REQUESTS: usize = 16;
 /// Maximum characters of a level's name, and of the reason for an end.
 const LEVEL: usize = 64;
 const REASON: usize = 400;
@@ -74,6 +79,9 @@ impl Run {
         self.threads = said.threads;
         (self.tokens, self.ttft_ns, self.tpot_ns) = (said.tokens, said.ttft_ns, said.tpot_ns);
         (self.rate, self.cost) = (said.rate.filter(real), said.cost.filter(real));
+        self.requests = said.requests;
+        self.requests.truncate(REQUESTS);
+        self.requests.iter_mut().for_each(|r| r.tokens_per_s = r.tokens_per_s.filter(real));
         (self.lost, self.seen) = (said.lost, said.seen);
         self.ended = said.ended.map(|why| plain(&why, REASON));
     }
@@ -99,6 +107,7 @@ mod tests {
             tokens: 3,
             rate: Some(f64::NAN),
             cost: Some(-1.0),
+            requests: vec![RequestNow { tokens_per_s: Some(f64::NAN), ..RequestNow::default() }; 1000],
             recorder: Some(1),
             ended: Some("\u{1b}[2J".repeat(1000)),
             ..Run::default()
@@ -108,7 +117,8 @@ mod tests {
         assert_eq!((run.pid, run.start, run.uid, run.recorder), (7, 9, 5, None));
         assert_eq!((run.exe.as_str(), run.rule.as_str(), run.tokens), ("/bin/x", "a", 3));
         assert_eq!((run.file, run.rate, run.cost), (None, None, None));
-        assert_eq!(run.processes.len(), PROCESSES);
+        assert_eq!((run.processes.len(), run.requests.len()), (PROCESSES, REQUESTS));
+        assert!(run.requests.iter().all(|r| r.tokens_per_s.is_none()));
         assert!(run.level.len() < 200 && run.level.starts_with("op\\n"));
         assert!(run.ended.is_some_and(|why| why.len() < 4000 && !why.contains('\u{1b}')));
     }

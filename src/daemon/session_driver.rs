@@ -12,7 +12,7 @@ use super::observed::Observed;
 use super::quota;
 use super::recorder::{self, Failure};
 use super::rules::Rule;
-use super::run::Run;
+use super::run::{self, Run};
 use super::settings::ServiceSettings;
 use super::store::{Store, StoreError};
 use super::trigger::Trigger;
@@ -24,7 +24,9 @@ use crate::recorder::process_tree::{self, ProcessTree};
 use crate::recorder::qos;
 use crate::recorder::recording::{Calibration, RecordingProgress, SessionCommand, SessionObserver};
 use crate::recorder::tally::RequestTally;
+use common::order;
 use pfi::Output;
+use pfi::track::RequestNow;
 
 /// Interval of reports on the runs to the service.
 const TELL: Duration = Duration::from_millis(500);
@@ -270,8 +272,10 @@ impl SessionDriver {
             // The last known rate stays when the children have ended.
             run.rate = Meter::rate_of_run(meters, run.pid, all.last).or(run.rate);
             run.tpot_ns = [0.5, 0.9, 0.99].map(|q| all.quantile(q));
+            run.requests = latest(process_tree.requests.rows(Some(run.pid), usage::now()));
             (run.lost, run.seen, run.cost) = (now.lost, now.totals.events + now.lost, now.cost);
             if first.over {
+                run.requests.clear();
                 run.ended = Some("the process has ended".into());
             }
         }
@@ -400,6 +404,16 @@ impl SessionDriver {
         self.ordered = Some(Ordered::Unfollow);
         Some(SessionCommand::Unfollow(run.pid))
     }
+}
+
+/// The requests that computed last, in their order.
+fn latest(mut rows: Vec<RequestNow>) -> Vec<RequestNow> {
+    if rows.len() > run::REQUESTS {
+        order::by_key(&mut rows, |r| (r.idle_ns, 0));
+        rows.truncate(run::REQUESTS);
+        order::by(&mut rows, |a, b| (a.pid, a.context, a.seq).cmp(&(b.pid, b.context, b.seq)));
+    }
+    rows
 }
 
 impl SessionObserver for SessionDriver {

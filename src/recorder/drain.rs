@@ -424,11 +424,7 @@ impl<W: Write> Drain<W> {
                 if !cut && c.detail <= 1 {
                     let end = (device != Device::Unseen).then_some(end);
                     let (pid, context, start) = (c.tgid, c.object, c.start);
-                    let (seq, prompt) = (None, None);
-                    self.batch_done(
-                        c.seq,
-                        &RequestCall { pid, run: 0, context, seq, prompt, width, start, end },
-                    );
+                    self.batch_done(c.seq, &RequestCall { pid, run: 0, context, width, start, end });
                 }
                 if !cut && device == Device::Unseen {
                     self.process_tree.unseen(c.tgid, end, decode);

@@ -3,6 +3,7 @@
 
 use crate::recorder::meter::Meter;
 use crate::recorder::requests::{RequestCall, Requests};
+use pfi::record::Chunk;
 
 /// Maximum processes with their own meter, of about 6 kB each.
 pub const MOST: usize = 256;
@@ -27,6 +28,8 @@ pub struct ProcessTree {
     pub requests: Requests,
     /// Meters and requests are wanted.
     pub metering: bool,
+    /// Requests in progress are wanted without meters: each process is a run of its own.
+    pub listing: bool,
     /// More processes made calls than there are meters.
     pub crowded: bool,
     /// Processes with at least one event so far.
@@ -163,11 +166,19 @@ impl ProcessTree {
         self.over(pid, t, None, decode);
     }
 
-    /// A call on a batch has returned, for [`ProcessTree::requests`]; its run is filled in here.
-    pub fn batch(&mut self, call: &RequestCall) {
+    /// A call on a batch has returned, for [`ProcessTree::requests`]; its run is filled in here. `chunks`: what it has
+    /// computed, empty if that is not known.
+    pub fn batch(&mut self, call: &RequestCall, chunks: &[Chunk]) {
         // A process whose run is not known is asked for, or dropped.
-        if let Some(run) = self.run_of(call.pid).filter(|&run| self.metering && run != 0) {
-            self.requests.call(&RequestCall { run, ..*call });
+        let run = match self.metering {
+            true => self.run_of(call.pid).filter(|&run| run != 0),
+            false => Some(call.pid).filter(|_| self.listing),
+        };
+        let Some(run) = run else { return };
+        let call = RequestCall { run, ..*call };
+        match chunks {
+            [] => self.requests.call(&call),
+            _ => self.requests.chunks(&call, chunks),
         }
     }
 

@@ -21,6 +21,7 @@ use crate::recorder::drain::Totals;
 use crate::recorder::process_tree::ProcessTree;
 use crate::recorder::qos::Prices;
 use crate::recorder::qos::policy::{DetailStep, LevelPolicy};
+use crate::recorder::requests::Requests;
 use crate::recorder::tally::RequestTally;
 use crate::recorder::verify::OpEnd;
 use pfi::Output;
@@ -170,6 +171,12 @@ pub trait SessionObserver {
     fn order(&mut self, _now: &RecordingProgress, _tree: &ProcessTree) -> Option<SessionCommand> {
         None
     }
+    /// Whether [`SessionObserver::requests_now`] is wanted.
+    fn lists_requests(&self) -> bool {
+        false
+    }
+    /// The requests in progress; called many times a second.
+    fn requests_now(&mut self, _requests: &Requests) {}
     /// What was seen of the requests of a run, given by its first process, since the last time; for
     /// [`Target::Managed`].
     fn requests(&mut self, _run: u32, _seen: &RequestTally) {}

@@ -1,12 +1,17 @@
 //! Requests, as far as the calls of a context show them: from the first call that processes a prompt to the last call
 //! that decodes a token of it.
 //!
-//! Where batches are read, each sequence of a context has its own calls. Otherwise a call of one token decodes; a call of
+//! Where batches are read, each sequence has its own requests (`known`). Otherwise a call of one token decodes; a call of
 //! several may be a prompt, the next tokens of several sequences, or a check of drafted tokens. What cannot be told apart is
-//! not observed, and counted with the reason; so are requests whose drafts are checked. A request is over when the next
-//! one has decoded its first token: until then its sequence may go on in calls of several tokens.
+//! not observed, and counted with the reason. A request is over when the next one has decoded its first token: until then
+//! its sequence may go on in calls of several tokens.
 
+mod known;
+
+use self::known::KnownRequests;
 use super::tally::{ObservedRequest, RequestTally, Unobserved};
+use pfi::record::{Chunk, MemoryCall};
+use pfi::track::RequestNow;
 
 /// Maximum contexts followed.
 const MOST: usize = 512;
@@ -26,11 +31,7 @@ pub struct RequestCall {
     pub run: u32,
     /// Address of its context.
     pub context: u64,
-    /// The sequence, where each has its own call; None: not known, there may be several.
-    pub seq: Option<i32>,
-    /// Whether several tokens are a part of a prompt, and not a draft to check; None: not known.
-    pub prompt: Option<bool>,
-    /// Tokens of its batch, or of the sequence in it; 0: not known.
+    /// Tokens of its batch; 0: not known.
     pub width: u32,
     pub start: u64,
     /// When its work had ended; None: not seen.
@@ -52,7 +53,6 @@ struct OpenContext {
     pid: u32,
     run: u32,
     context: u64,
-    seq: Option<i32>,
     phase: Phase,
     /// When its first call began, and when its last one ended, CLOCK_MONOTONIC ns.
     began: u64,
@@ -100,11 +100,9 @@ impl OpenContext {
 
     /// A call of several tokens.
     fn several(&mut self, call: &RequestCall, end: u64, tally: &mut RequestTally) {
-        let short = call.width <= PART && call.start.saturating_sub(self.last) < PAUSE_NS;
-        let check = call.prompt.map_or(short, |prompt| !prompt);
+        let check = call.width <= PART && call.start.saturating_sub(self.last) < PAUSE_NS;
         match self.phase {
-            Phase::Prompt
-                if call.prompt == Some(true) || call.width > PART || self.width.is_multiple_of(PART) => {}
+            Phase::Prompt if call.width > PART || self.width.is_multiple_of(PART) => {}
             Phase::Prompt => return self.miss(Unobserved::Sequences, tally),
             Phase::Decode | Phase::Unknown if check => return self.miss(Unobserved::Sequences, tally),
             Phase::Decode => {
@@ -148,38 +146,65 @@ fn observe_duration(tally: &mut RequestTally, ns: u64) {
 #[derive(Default)]
 pub struct Requests {
     open: Vec<OpenContext>,
-    /// Sums of each run, given by its first process, since they were last taken.
-    tallies: Vec<(u32, RequestTally)>,
+    known: KnownRequests,
+    tallies: Tallies,
     /// Not all calls are seen.
     gaps: bool,
     /// Lost events of calls so far.
     lost: u64,
 }
 
-/// The tally of a run.
-fn tally_of(tallies: &mut Vec<(u32, RequestTally)>, run: u32) -> &mut RequestTally {
-    let at = tallies.iter().position(|(of, _)| *of == run).unwrap_or_else(|| {
-        tallies.push((run, RequestTally::default()));
-        tallies.len() - 1
-    });
-    &mut tallies[at].1
+/// Sums of each run, given by its first process, since they were last taken.
+#[derive(Default)]
+struct Tallies(Vec<(u32, RequestTally)>);
+
+impl Tallies {
+    fn of(&mut self, run: u32) -> &mut RequestTally {
+        let at = self.0.iter().position(|(of, _)| *of == run).unwrap_or_else(|| {
+            self.0.push((run, RequestTally::default()));
+            self.0.len() - 1
+        });
+        &mut self.0[at].1
+    }
 }
 
 impl Requests {
-    /// A call has returned.
+    /// A call has returned, and this is what it has computed.
+    pub fn chunks(&mut self, call: &RequestCall, chunks: &[Chunk]) {
+        if self.gaps {
+            let decoded = chunks.iter().filter(|c| c.tokens == 1).count() as u64;
+            self.tallies.of(call.run).tokens += decoded;
+            return;
+        }
+        chunks.iter().for_each(|chunk| self.known.call(call, chunk, self.tallies.of(call.run)));
+    }
+
+    /// A change of a context's memory.
+    pub fn memory(&mut self, m: &MemoryCall) {
+        self.known.memory(m);
+    }
+
+    /// The requests of known sequences in progress: of a run, given by its first process, or all.
+    pub fn rows(&self, run: Option<u32>, now: u64) -> Vec<RequestNow> {
+        self.known.rows(run, now)
+    }
+
+    /// A call has returned of which only the number of tokens is known.
     pub fn call(&mut self, call: &RequestCall) {
-        let tally = tally_of(&mut self.tallies, call.run);
+        let of = |pid, context| (pid, context) == (call.pid, call.context);
+        self.known.end(&of, Some(Unobserved::Sequences), &mut self.tallies);
+        let tally = self.tallies.of(call.run);
         tally.tokens += u64::from(call.width == 1);
         if self.gaps {
             return;
         }
-        let same = |c: &OpenContext| (c.pid, c.context, c.seq) == (call.pid, call.context, call.seq);
+        let same = |c: &OpenContext| (c.pid, c.context) == (call.pid, call.context);
         let at = match self.open.iter().position(same) {
             Some(at) => at,
             None => {
                 if self.open.len() == MOST && !self.make_room() {
                     if call.width > 1 {
-                        tally_of(&mut self.tallies, call.run).miss(Unobserved::Crowded);
+                        self.tallies.of(call.run).miss(Unobserved::Crowded);
                     }
                     return;
                 }
@@ -187,7 +212,6 @@ impl Requests {
                     pid: call.pid,
                     run: call.run,
                     context: call.context,
-                    seq: call.seq,
                     phase: Phase::Idle,
                     began: call.start,
                     last: 0,
@@ -200,7 +224,7 @@ impl Requests {
             }
         };
         self.part_contexts(at, call);
-        let tally = tally_of(&mut self.tallies, call.run);
+        let tally = self.tallies.of(call.run);
         let open = &mut self.open[at];
         open.run = call.run;
         match (call.end, call.width) {
@@ -224,10 +248,8 @@ impl Requests {
         };
         let alternate = std::mem::take(&mut open.elsewhere) && continues;
         let since = open.last;
-        // The sequences of a context do not disturb each other.
-        let of_it = |i: usize, c: &OpenContext| c.pid == call.pid && (i == at || c.context != call.context);
-        for (i, other) in self.open.iter_mut().enumerate().filter(|(i, c)| of_it(*i, c)) {
-            let tally = tally_of(&mut self.tallies, other.run);
+        for (i, other) in self.open.iter_mut().enumerate().filter(|(_, c)| c.pid == call.pid) {
+            let tally = self.tallies.of(other.run);
             match (i == at, alternate) {
                 (true, true) => other.miss(Unobserved::Contexts, tally),
                 (false, true) if other.last >= since => other.miss(Unobserved::Contexts, tally),
@@ -246,12 +268,20 @@ impl Requests {
 
     /// A process has ended; with it, its requests.
     pub fn exit(&mut self, pid: u32) {
+        self.known.end(&|of, _| of == pid, None, &mut self.tallies);
+        self.known.forget(Some(pid));
         self.end_all(|c| c.pid == pid, OpenContext::complete);
         self.open.retain(|c| c.pid != pid);
     }
 
     /// A process, or any, is not recorded any longer.
     pub fn stop(&mut self, pid: Option<u32>) {
+        self.known.end(
+            &|of, _| pid.is_none_or(|pid| of == pid),
+            Some(Unobserved::Stopped),
+            &mut self.tallies,
+        );
+        self.known.forget(pid);
         let of = |c: &OpenContext| pid.is_none_or(|pid| c.pid == pid);
         self.end_all(of, |c, tally| c.miss(Unobserved::Stopped, tally));
         self.open.retain(|c| !of(c));
@@ -262,6 +292,7 @@ impl Requests {
     pub fn rest(&mut self, now: u64, longest: Option<u64>) {
         // A call in progress may be the request's.
         let begun = longest.unwrap_or(now);
+        self.known.rest(now, begun, &mut self.tallies);
         let idle = |c: &OpenContext| {
             c.phase != Phase::Idle
                 && c.last.saturating_add(IDLE_NS) < now
@@ -273,6 +304,7 @@ impl Requests {
     /// `lost` events of calls were lost so far. Requests in progress may lack calls.
     pub fn lost(&mut self, lost: u64) {
         if std::mem::replace(&mut self.lost, lost) != lost {
+            self.known.end(&|_, _| true, Some(Unobserved::Lost), &mut self.tallies);
             self.end_all(OpenContext::is_observed, |c, tally| c.miss(Unobserved::Lost, tally));
         }
     }
@@ -280,6 +312,7 @@ impl Requests {
     /// Whether there are times in which calls are not seen.
     pub fn gaps(&mut self, gaps: bool) {
         if gaps && !self.gaps {
+            self.known.end(&|_, _| true, Some(Unobserved::Gaps), &mut self.tallies);
             self.end_all(|_| true, |c, tally| c.miss(Unobserved::Gaps, tally));
         }
         self.gaps = gaps;
@@ -291,18 +324,18 @@ impl Requests {
         end: impl Fn(&mut OpenContext, &mut RequestTally),
     ) {
         for open in self.open.iter_mut().filter(|c| of(c)) {
-            end(open, tally_of(&mut self.tallies, open.run));
+            end(open, self.tallies.of(open.run));
         }
     }
 
     /// Counts a request that another source has seen completely, for a run given by its first process.
     pub fn observe(&mut self, run: u32, request: &ObservedRequest<'_>) {
-        tally_of(&mut self.tallies, run).observe_request(request);
+        self.tallies.of(run).observe_request(request);
     }
 
     /// The sums of the next run, since they were last taken.
     pub fn take(&mut self) -> Option<(u32, RequestTally)> {
-        while let Some((run, tally)) = self.tallies.pop() {
+        while let Some((run, tally)) = self.tallies.0.pop() {
             if !tally.is_empty() {
                 return Some((run, tally));
             }

@@ -4,7 +4,6 @@
 use std::io::Write;
 
 use crate::capture::event::{self, CHUNKS, CHUNKS_ODD, CHUNKS_OF_BATCH, MemoryWhat};
-use crate::recorder::requests::RequestCall;
 use pfi::record::{Availability, Chunk, Feature, MemoryCall, MemoryChange, Ubatch};
 use pfi::{Encoder, WriteError};
 
@@ -32,34 +31,17 @@ pub struct Sequences {
     odd: u64,
 }
 
-/// Calls in progress whose batches are kept, and sequences of a call.
+/// Calls in progress whose batches are kept.
 const CALLS: usize = 16;
-const PARTS: usize = 64;
-
-/// What a call computes for one sequence.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct SequencePart {
-    seq: i32,
-    tokens: u32,
-    /// Tokens whose results are wanted.
-    outputs: u32,
-}
-
-impl SequencePart {
-    /// Its share of a call.
-    pub fn of_call(&self, call: &RequestCall) -> RequestCall {
-        // A draft has results for all of its tokens.
-        let prompt = self.tokens == 1 || self.outputs < self.tokens;
-        RequestCall { seq: Some(self.seq), width: self.tokens, prompt: Some(prompt), ..*call }
-    }
-}
+/// What a call computes: consecutive tokens of each sequence.
+pub type CallChunks = heapless::Vec<Chunk, 64>;
 
 /// The batch of a call in progress.
 struct CallParts {
     token: u64,
     /// All of its tokens were read, and found room.
     whole: bool,
-    parts: heapless::Vec<SequencePart, PARTS>,
+    parts: CallChunks,
 }
 
 /// Why an engine's batches cannot be read, if it is known before any is seen.
@@ -130,19 +112,20 @@ impl Sequences {
         let Some(call) = self.calls.iter_mut().find(|c| c.token == token) else { return };
         call.whole &= whole;
         for c in chunks {
-            let (seq, tokens, outputs) = (c.seq as i32, c.tokens as u32, c.outputs as u32);
-            match call.parts.iter_mut().find(|p| p.seq == seq) {
+            // Parts with equal shares of several sequences have their chunks in turn.
+            let of_it = call.parts.iter_mut().rev().find(|p| p.seq == c.seq);
+            match of_it.filter(|p| p.pos >= 0 && p.pos.checked_add_unsigned(p.tokens) == Some(c.pos)) {
                 Some(p) => {
-                    p.tokens = p.tokens.saturating_add(tokens);
-                    p.outputs = p.outputs.saturating_add(outputs);
+                    p.tokens = p.tokens.saturating_add(c.tokens);
+                    p.outputs = p.outputs.saturating_add(c.outputs);
                 }
-                None => call.whole &= call.parts.push(SequencePart { seq, tokens, outputs }).is_ok(),
+                None => call.whole &= call.parts.push(c).is_ok(),
             }
         }
     }
 
-    /// What the call with this seq computed for each sequence; `None`: it is not known completely.
-    pub fn take(&mut self, token: u64) -> Option<heapless::Vec<SequencePart, PARTS>> {
+    /// What the call with this seq computed; `None`: it is not known completely.
+    pub fn take(&mut self, token: u64) -> Option<CallChunks> {
         let at = self.calls.iter().position(|c| c.token == token)?;
         let call = self.calls.remove(at);
         (call.whole && !call.parts.is_empty()).then_some(call.parts)
@@ -160,18 +143,15 @@ impl Sequences {
         let _ = self.memories.push((tgid, memory, context));
     }
 
-    /// A call that changes a context's memory.
-    ///
-    /// # Errors
-    /// The trace cannot be written.
-    pub fn memory<W: Write>(&mut self, e: &event::Memory, enc: &mut Encoder<W>) -> Result<(), WriteError> {
-        let Some(what) = change(e.what) else { return Ok(()) };
+    /// A call that changes a context's memory; `None`: in a way that is not known.
+    pub fn memory(&self, e: &event::Memory) -> Option<MemoryCall> {
+        let what = change(e.what)?;
         let of_process = || self.memories.iter().filter(|m| m.0 == e.h.tgid);
         // Functions of older releases take the context itself.
         let context = of_process().find(|m| m.1 == e.object || m.2 == e.object).map_or(0, |m| m.2);
         let (pid, tid, t) = (e.h.tgid, e.h.tid, e.h.ts as i64);
         let (seq, to, from, until) = (e.seq.into(), e.to.into(), e.from.into(), e.until.into());
-        enc.memory(&MemoryCall { pid, tid, t, context, what, seq, to, from, until })
+        Some(MemoryCall { pid, tid, t, context, what, seq, to, from, until })
     }
 
     /// A process has ended.
@@ -274,13 +254,13 @@ mod tests {
             until: -1,
             ..Memory::default()
         };
-        s.memory(&memory, &mut enc).expect("memory takes it");
-        s.memory(&Memory { object: 0x78, ..memory }, &mut enc).expect("memory takes it");
-        s.memory(&Memory { what: 99, ..memory }, &mut enc).expect("memory takes it");
+        for m in [memory, Memory { object: 0x78, ..memory }, Memory { what: 99, ..memory }] {
+            s.memory(&m).map_or(Ok(()), |m| enc.memory(&m)).expect("memory takes it");
+        }
         let parts = s.take(1).expect("known");
         assert_eq!(
-            parts.iter().map(|p| (p.seq, p.tokens, p.outputs)).collect::<Vec<_>>(),
-            [(0, 8, 1), (3, 1, 1)]
+            parts.iter().map(|p| (p.seq, p.pos, p.tokens, p.outputs)).collect::<Vec<_>>(),
+            [(0, 4, 8, 1), (3, 7, 1, 1)]
         );
         assert_eq!((s.take(1), s.take(2)), (None, None));
         s.feature(&mut enc, &BatchSource::Readable, 0).expect("memory takes it");

@@ -177,6 +177,7 @@ pub fn record(
     drain.borrow_mut().count(shared.as_ref().map_or(0, |s| s.n));
     let (any, managed) = (matches!(target, Target::Exe(_)), matches!(target, Target::Managed));
     drain.borrow_mut().process_tree.metering = managed;
+    drain.borrow_mut().process_tree.listing = watch.lists_requests();
     drain.borrow_mut().computing = managed.then(ComputingWatch::default);
     let detail = calibration::top(options.level, options.capture.structure);
     let arrivals = match &target {
@@ -420,6 +421,9 @@ impl Session {
                 scanned = Instant::now();
             }
             let progress = self.progress();
+            if watch.lists_requests() {
+                watch.requests_now(&self.drain.borrow().process_tree.requests);
+            }
             watch.progress(&progress);
             self.obey(&progress, watch)?;
             if ended {

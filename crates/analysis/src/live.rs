@@ -16,7 +16,7 @@ mod sensors;
 mod span;
 mod sums;
 
-use self::batches::{BatchShape, Batches};
+use self::batches::{BatchShape, Batches, Brought};
 use self::causes::LiveScheduler;
 pub use self::devices::LiveDevice;
 use self::devices::{DeviceSums, Devices, submitted};
@@ -67,6 +67,13 @@ fn ending(cut: bool, device: Device) -> Ending {
         (false, Device::Unseen) => Ending::Unseen,
         (false, _) => Ending::Known,
     }
+}
+
+/// A call that has ended, whose tokens may not be known yet.
+struct EndedCall {
+    pid: u32,
+    dur: u64,
+    end: Ending,
 }
 
 /// The record being waited for: of a CPU graph, of the scheduler's graph around it, or of the call around both,
@@ -122,7 +129,7 @@ pub struct Live {
     open: Vec<OpenItem>,
     /// Widths of the graphs of calls that have not ended.
     widths: Vec<(u64, Width)>,
-    batches: Batches,
+    batches: Batches<EndedCall>,
     /// The processes, in order of appearance.
     runs: Vec<LiveRun>,
     /// Index of the one shown, and whether the user chose it.
@@ -179,6 +186,8 @@ impl Live {
             open.settle(&self.scheduler, None);
             self.add(open.pid, Phase::of_width(open.width.into()), &open.sums);
         }
+        let rest = self.batches.finish();
+        self.verified(rest);
         if !self.chosen {
             // On a tie the first.
             let most = self.runs.iter().enumerate().rev().max_by_key(|(_, run)| run.calls());
@@ -257,6 +266,7 @@ impl Live {
             Record::Graph(g) => self.graph(g),
             Record::Token(t) => self.token(t),
             Record::Ubatch(u) => self.batches.take(u),
+            Record::Memory(m) => self.batches.memory(m),
             Record::Backend(b) => self.devices.define(b),
             Record::Split(s) => {
                 if let Some(at) = self.devices.number(s.backend)
@@ -378,17 +388,32 @@ impl Live {
             device: t.device.waited(),
         };
         settle(&mut call, &width);
-        match self.batches.end(t.seq) {
-            Some(BatchShape::Single) => call.phase = Phase::Decode,
-            Some(BatchShape::Drafts) => (call.phase, call.tokens) = (Phase::Decode, None),
-            Some(BatchShape::Other) | None => {}
+        let ended = EndedCall { pid: t.pid, dur: call.dur, end: ending(t.cut, t.device) };
+        let (shape, brought) = self.batches.end(t.seq, t.pid, t.t, ended);
+        if matches!(shape, Some(BatchShape::Single | BatchShape::Drafts)) {
+            call.phase = Phase::Decode;
         }
-        let end = ending(t.cut, t.device);
         let pid = Some(t.pid);
-        self.call(pid, CallSource::Token, call.phase, call.tokens, call.dur, end);
+        let known = match brought {
+            Brought::AsTold(ended) => Some((ended, call.tokens)),
+            Brought::Tokens(ended, n) => Some((ended, Some(n))),
+            Brought::Later => None,
+        };
+        if let Some((ended, tokens)) = known {
+            self.call(pid, CallSource::Token, call.phase, tokens, ended.dur, ended.end);
+        }
+        let settled = self.batches.settled();
+        self.verified(settled);
         let mut sums = self.close(AwaitedRecord::Call(t.seq)).sums;
         sums.op_tokens = if sums.ops.is_empty() { 0 } else { call.tokens.unwrap_or(0) };
         self.add(pid, call.phase, &sums);
+    }
+
+    /// Calls with drafts whose results are known.
+    fn verified(&mut self, calls: Vec<(EndedCall, u64)>) {
+        for (c, tokens) in calls {
+            self.call(Some(c.pid), CallSource::Token, Phase::Decode, Some(tokens), c.dur, c.end);
+        }
     }
 
     fn call(

@@ -178,6 +178,61 @@ impl SeqState {
     }
 }
 
+/// Contexts of draft models: they compute again what another context of their process, the target, has computed, or compute
+/// beforehand what it verifies.
+#[derive(Debug, Default)]
+pub struct DraftContexts {
+    known: Vec<(u32, u64)>,
+    /// The last chunk of each sequence.
+    last: HashMap<SeqKey, Chunk>,
+}
+
+/// Maximum contexts of draft models.
+const DRAFTS: usize = 64;
+
+impl DraftContexts {
+    /// Whether a chunk is computed for a draft model.
+    pub fn has(&mut self, key: SeqKey, chunk: &Chunk) -> bool {
+        let same = |c: &Chunk| chunk.pos >= 0 && (c.pos, c.tokens) == (chunk.pos, chunk.tokens);
+        if !self.known.contains(&(key.0, key.1)) && self.beside(key).any(|(_, c)| same(c)) {
+            self.add(key);
+        }
+        let known = self.known.contains(&(key.0, key.1));
+        if !known && (self.last.len() < SEQUENCES || self.last.contains_key(&key)) {
+            self.last.insert(key, *chunk);
+        }
+        known
+    }
+
+    /// A draft is verified: a context that has computed its tokens before is that of a draft model, and is returned.
+    pub fn verified(&mut self, key: SeqKey, chunk: &Chunk) -> Option<u64> {
+        let until = chunk.pos.saturating_add_unsigned(chunk.tokens);
+        let within = |c: &Chunk| c.tokens == 1 && chunk.pos >= 0 && c.pos >= chunk.pos && c.pos < until;
+        let found = self.beside(key).find(|(_, c)| within(c)).map(|(k, _)| *k)?;
+        self.add(found);
+        Some(found.1)
+    }
+
+    /// The same sequence in other contexts of the process.
+    fn beside(&self, key: SeqKey) -> impl Iterator<Item = (&SeqKey, &Chunk)> {
+        self.last.iter().filter(move |(k, _)| (k.0, k.2) == (key.0, key.2) && k.1 != key.1)
+    }
+
+    fn add(&mut self, key: SeqKey) {
+        if self.known.len() == DRAFTS {
+            self.known.remove(0);
+        }
+        self.known.push((key.0, key.1));
+        self.last.retain(|k, _| (k.0, k.1) != (key.0, key.1));
+    }
+
+    /// Forgets contexts of these processes.
+    pub fn forget(&mut self, which: impl Fn(u32) -> bool) {
+        self.known.retain(|k| !which(k.0));
+        self.last.retain(|k, _| !which(k.0));
+    }
+}
+
 /// How far a request in progress is.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -270,6 +325,23 @@ mod tests {
         assert_eq!((late(&mut t, 40), late(&mut t, 41)), (Some(true), Some(false)));
         t.forget(|key| key.0 == 1);
         assert_eq!(late(&mut t, 42), Some(true));
+    }
+
+    #[test]
+    fn a_draft_model_computes_what_its_target_does() {
+        let mut d = DraftContexts::default();
+        let (target, draft) = ((1, 2, 3), (1, 9, 3));
+        assert!(!d.has(target, &chunk(0, 8, 1)));
+        // Another process, another sequence, another prompt.
+        assert!(!d.has((2, 9, 3), &chunk(0, 8, 1)) && !d.has((1, 9, 4), &chunk(0, 8, 1)));
+        assert!(!d.has(draft, &chunk(0, 7, 1)) && !d.has(draft, &chunk(8, 1, 1)));
+        assert_eq!(d.verified(target, &chunk(9, 5, 5)), None);
+        assert_eq!(d.verified(target, &chunk(8, 5, 5)), Some(9));
+        assert!(d.has(draft, &chunk(9, 1, 1)) && !d.has(target, &chunk(9, 5, 5)));
+        let mut d = DraftContexts::default();
+        assert!(!d.has(target, &chunk(0, 8, 1)) && d.has(draft, &chunk(0, 8, 1)));
+        d.forget(|pid| pid == 1);
+        assert!(!d.has(draft, &chunk(0, 8, 1)));
     }
 
     #[test]

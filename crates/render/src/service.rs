@@ -38,6 +38,7 @@ pub fn write(out: &mut dyn Write, state: &Value, style: &Style) -> io::Result<()
     fact(out, "recordings", &store(state))?;
     fact(out, "own cost", &own(at(state, "own")))?;
     runs(out, state, style)?;
+    requests(out, state, style)?;
     affinity(out, state, style)?;
     messages(out, state, style)
 }
@@ -152,6 +153,36 @@ fn runs(out: &mut dyn Write, state: &Value, style: &Style) -> io::Result<()> {
     ]);
     for run in all {
         table.row(row(run));
+    }
+    write!(out, "{}", table.render(style))
+}
+
+/// The requests in progress of all runs.
+fn requests(out: &mut dyn Write, state: &Value, style: &Style) -> io::Result<()> {
+    let all: Vec<&Value> = list(state, "runs").iter().flat_map(|run| list(run, "requests")).collect();
+    if all.is_empty() {
+        return Ok(());
+    }
+    title(out, style, "Requests in progress")?;
+    let mut columns = vec![number("pid", 0), number("context", 0), number("sequence", 0), text("state")];
+    columns.extend(["prompt", "cached", "TTFT ms", "tokens", "tok/s", "accepted %"].map(|n| number(n, 1)));
+    let mut table = Table::new(columns);
+    for of in all {
+        let n = |name: &str| of.get(name).and_then(Value::as_u64);
+        let idle = n("idle_ns").filter(|ns| *ns >= 1_000_000_000);
+        let accepted = n("drafted").filter(|n| *n > 0).zip(n("accepted"));
+        table.row(vec![
+            whole(of, "pid"),
+            whole(of, "context"),
+            whole(of, "seq"),
+            idle.map_or_else(|| word(of, "phase"), |ns| format!("idle for {} s", ns / 1_000_000_000)),
+            whole(of, "prompt_tokens"),
+            whole(of, "cached_tokens"),
+            or_dash(n("ttft_ns"), ms),
+            whole(of, "tokens"),
+            or_dash(of.get("tokens_per_s").and_then(Value::as_f64), |v| format!("{v:.2}")),
+            or_dash(accepted, |(all, good)| pct(good as f64 / all as f64)),
+        ]);
     }
     write!(out, "{}", table.render(style))
 }

@@ -5,6 +5,7 @@
 
 mod head;
 mod ops;
+mod requests;
 mod spark;
 #[cfg(test)]
 mod tests;
@@ -14,6 +15,7 @@ use serde::Serialize;
 use super::table::{Style, clean, cut};
 use analysis::calls::Phase;
 use analysis::live::{LiveSpan, ProcessSpan, SensorNow};
+use pfi::track::RequestNow;
 
 pub use self::ops::OpOrder;
 
@@ -63,6 +65,8 @@ pub struct TopSnapshot {
     /// Tokens/s of the process shown in each update, oldest first.
     #[serde(skip)]
     pub speeds: Vec<(Phase, Vec<Option<f64>>)>,
+    /// Requests in progress of the process shown; empty if the batches are not read.
+    pub requests: Vec<RequestNow>,
     /// All processes with calls or graphs.
     pub processes: Vec<ProcessSpan>,
     /// Recent messages of the recorder.

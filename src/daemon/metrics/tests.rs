@@ -156,6 +156,7 @@ fn recorded() -> Run {
         ttft_ns: Some(1_500_000_000),
         rate: Some(27.5),
         tpot_ns: [Some(36_000_000), None, Some(48_500_000)],
+        requests: Vec::new(),
         lost: 3,
         seen: 9_007_199_254,
         cost: Some(0.008),

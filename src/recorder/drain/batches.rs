@@ -10,12 +10,10 @@ use crate::recorder::sequences::CallOfBatch;
 use pfi::WriteError;
 
 impl<W: Write> Drain<W> {
-    /// A call on a batch has returned: one call for each sequence, where these are known.
+    /// A call on a batch has returned.
     pub(super) fn batch_done(&mut self, token: u64, call: &RequestCall) {
-        match self.sequences.take(token) {
-            Some(parts) => parts.iter().for_each(|part| self.process_tree.batch(&part.of_call(call))),
-            None => self.process_tree.batch(call),
-        }
+        let chunks = self.sequences.take(token).unwrap_or_default();
+        self.process_tree.batch(call, &chunks);
     }
 
     pub(super) fn ubatch(&mut self, e: &event::Ubatch) -> Result<(), WriteError> {
@@ -40,6 +38,8 @@ impl<W: Write> Drain<W> {
         if let Some(shown) = self.shown(e.h.engine) {
             shown.memory_calls += 1;
         }
-        self.sequences.memory(e, &mut self.enc)
+        let Some(m) = self.sequences.memory(e) else { return Ok(()) };
+        self.process_tree.requests.memory(&m);
+        self.enc.memory(&m)
     }
 }

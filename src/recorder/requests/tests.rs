@@ -1,6 +1,8 @@
 //! Tests of what is observed of requests, and what is not.
 
 use super::*;
+use pfi::record::MemoryChange;
+use pfi::track::RequestPhase;
 
 const MS: u64 = 1_000_000;
 
@@ -21,19 +23,41 @@ impl Calls {
         for &width in widths {
             let start = self.now + MS;
             self.now = start + 9 * MS;
-            let call = RequestCall {
-                pid: 7,
-                run: 7,
-                context,
-                seq: None,
-                prompt: None,
-                width,
-                start,
-                end: Some(self.now),
-            };
+            let call = RequestCall { pid: 7, run: 7, context, width, start, end: Some(self.now) };
             self.requests.call(&call);
         }
         self
+    }
+
+    /// A call of 9 ms that computes chunks of a sequence, position, tokens and results.
+    fn chunks(&mut self, context: u64, chunks: &[(i64, i64, u64, u64)]) -> &mut Calls {
+        let start = self.now + MS;
+        self.now = start + 9 * MS;
+        let call = RequestCall { pid: 7, run: 7, context, width: 1, start, end: Some(self.now) };
+        let chunk = |&(seq, pos, tokens, outputs): &(i64, i64, u64, u64)| Chunk { seq, pos, tokens, outputs };
+        self.requests.chunks(&call, &chunks.iter().map(chunk).collect::<Vec<_>>());
+        self
+    }
+
+    /// What follows a position is removed from the memory of a sequence.
+    fn remove(&mut self, seq: i64, from: i64) -> &mut Calls {
+        let (what, t) = (MemoryChange::Remove, self.now as i64);
+        self.requests.memory(&MemoryCall {
+            pid: 7,
+            tid: 7,
+            t,
+            context: 1,
+            what,
+            seq,
+            to: 0,
+            from,
+            until: -1,
+        });
+        self
+    }
+
+    fn rows(&self) -> Vec<RequestNow> {
+        self.requests.rows(Some(7), self.now)
     }
 
     fn pause(&mut self, ms: u64) -> &mut Calls {
@@ -182,8 +206,7 @@ fn what_was_not_seen_is_not_observed() {
         ([3, 3, 0], vec![("events lost", 1), ("gaps in the recording", 1), ("recording ended", 1)])
     );
     let mut calls = Calls::new();
-    let call =
-        RequestCall { pid: 7, run: 7, context: 1, seq: None, prompt: None, width: 30, start: 5, end: None };
+    let call = RequestCall { pid: 7, run: 7, context: 1, width: 30, start: 5, end: None };
     calls.requests.call(&call);
     calls.requests.call(&call);
     calls.of(2, &[0, 0, 1]);
@@ -194,16 +217,7 @@ fn what_was_not_seen_is_not_observed() {
 fn many_contexts_are_bounded() {
     let mut calls = Calls::new();
     for context in 0..MOST as u64 + 3 {
-        let call = RequestCall {
-            pid: context as u32,
-            run: 7,
-            context,
-            seq: None,
-            prompt: None,
-            width: 100,
-            start: 5,
-            end: Some(10),
-        };
+        let call = RequestCall { pid: context as u32, run: 7, context, width: 100, start: 5, end: Some(10) };
         calls.requests.call(&call);
     }
     assert_eq!(calls.counts(), ([0, 0, 0], vec![("too many contexts", 3)]));
@@ -213,34 +227,101 @@ fn many_contexts_are_bounded() {
 #[test]
 fn sequences_of_a_call_are_requests_of_their_own() {
     let mut calls = Calls::new();
-    let mut call = |parts: &[(i32, u32, bool)]| {
-        let start = calls.now + MS;
-        calls.now = start + 9 * MS;
-        for &(seq, width, prompt) in parts {
-            let (seq, prompt, end) = (Some(seq), Some(prompt), Some(calls.now));
-            let whole = RequestCall { pid: 7, run: 7, context: 1, seq, prompt, width, start, end };
-            calls.requests.call(&whole);
-        }
-    };
     // A prompt of five tokens right after a token of the other sequence, and next tokens of both.
-    call(&[(0, 100, true)]);
-    call(&[(0, 1, true), (1, 5, true)]);
-    call(&[(0, 1, true), (1, 1, true)]);
-    call(&[(0, 1, true), (1, 1, true)]);
-    assert_eq!(calls.counts(), ([2, 5, 0], vec![]));
-    assert_eq!(calls.tally.first_token.sum_ns, 18 * MS);
-    // A draft to check is not observed.
-    let start = calls.now + MS;
-    let draft = RequestCall {
-        pid: 7,
-        run: 7,
-        context: 1,
-        seq: Some(1),
-        prompt: Some(false),
-        width: 5,
-        start,
-        end: Some(start + MS),
-    };
-    calls.requests.call(&draft);
-    assert_eq!(calls.counts().1.len(), 1);
+    calls.chunks(1, &[(0, 0, 100, 1)]).chunks(1, &[(0, 100, 1, 1), (1, 0, 5, 1)]);
+    calls.chunks(1, &[(0, 101, 1, 1), (1, 5, 1, 1)]).chunks(1, &[(0, 102, 1, 1), (1, 6, 1, 1)]);
+    // What a call brought is counted with the next one of its sequence, or at the end.
+    assert_eq!(calls.counts(), ([2, 3, 0], vec![]));
+    let rows = calls.rows();
+    let told = |r: &RequestNow| (r.seq, r.context, r.phase, r.prompt_tokens, r.cached_tokens, r.tokens);
+    assert_eq!(
+        rows.iter().map(told).collect::<Vec<_>>(),
+        [(0, 1, RequestPhase::Decode, 100, Some(0), 4), (1, 1, RequestPhase::Decode, 5, Some(0), 3)]
+    );
+    let rate = rows[0].tokens_per_s.expect("tokens were decoded");
+    assert!((rate - 100.0).abs() < 1e-6 && rows[1].ttft_ns == Some(9 * MS), "{rows:?}");
+    // The next one begins with the last token of its prompt: all others are in the memory.
+    calls.remove(1, 4).chunks(1, &[(1, 4, 1, 1)]);
+    assert_eq!(calls.counts(), ([2, 4, 1], vec![]));
+    assert_eq!((calls.rows()[1].prompt_tokens, calls.rows()[1].cached_tokens), (1, Some(4)));
+    calls.requests.exit(7);
+    // Its only token is the one after its prompt.
+    assert_eq!(calls.counts(), ([3, 5, 3], vec![]));
+    assert_eq!((calls.tally.first_token.sum_ns, calls.tally.tokens), (27 * MS, 5));
+    assert!(calls.rows().is_empty());
+}
+
+#[test]
+fn drafts_bring_what_is_accepted() {
+    let mut calls = Calls::new();
+    calls.chunks(1, &[(0, 0, 9, 1)]).chunks(1, &[(0, 9, 5, 5)]);
+    assert_eq!(calls.counts(), ([0, 0, 0], vec![]));
+    // Three of four were accepted; of the next four, none.
+    calls.remove(0, 13).chunks(1, &[(0, 13, 5, 5)]).chunks(1, &[(0, 14, 1, 1)]);
+    assert_eq!(calls.counts(), ([1, 5, 0], vec![]));
+    assert_eq!((calls.tally.output_token.sum_ns, calls.tally.tokens), (4 * (10 * MS / 4) + 10 * MS, 5));
+    let row = calls.rows()[0];
+    assert_eq!((row.tokens, row.drafted, row.accepted), (7, 8, 3));
+}
+
+#[test]
+fn a_draft_models_context_has_no_requests_and_delays_its_targets() {
+    let mut calls = Calls::new();
+    // It computes the same prompt, then drafts; the target verifies, and so on.
+    calls.chunks(1, &[(0, 0, 9, 1)]).chunks(2, &[(0, 0, 9, 1)]);
+    calls.chunks(2, &[(0, 9, 1, 1)]).chunks(2, &[(0, 10, 1, 1)]);
+    calls.chunks(1, &[(0, 9, 3, 3)]).remove(0, 11).chunks(1, &[(0, 11, 1, 1)]);
+    assert_eq!(calls.counts(), ([1, 2, 0], vec![]));
+    // The first token is chosen when both have computed the prompt.
+    assert_eq!((calls.tally.first_token.sum_ns, calls.tally.output_token.sum_ns), (19 * MS, 30 * MS));
+    assert_eq!(calls.rows().len(), 1);
+    // One that computes the prompt in its own way is known by what it drafts.
+    let mut calls = Calls::new();
+    calls.chunks(1, &[(0, 0, 9, 1)]).chunks(2, &[(0, 0, 8, 1)]);
+    calls.chunks(2, &[(0, 8, 1, 1)]).chunks(2, &[(0, 9, 1, 1)]).chunks(2, &[(0, 10, 1, 1)]);
+    calls.chunks(1, &[(0, 9, 3, 3)]).remove(0, 11).chunks(1, &[(0, 11, 1, 1)]);
+    calls.chunks(2, &[(0, 11, 1, 1)]).requests.exit(7);
+    assert_eq!(calls.counts(), ([1, 3, 1], vec![("several contexts", 1)]));
+}
+
+#[test]
+fn two_models_of_a_process_have_their_own_requests() {
+    let mut calls = Calls::new();
+    calls.chunks(1, &[(0, 0, 9, 1)]).chunks(1, &[(0, 9, 1, 1)]).pause(100);
+    calls.chunks(2, &[(0, 0, 7, 1)]).chunks(2, &[(0, 7, 1, 1)]).chunks(1, &[(0, 10, 1, 1)]);
+    assert_eq!(calls.rows().iter().map(|r| (r.context, r.tokens)).collect::<Vec<_>>(), [(1, 3), (2, 2)]);
+    calls.requests.exit(7);
+    assert_eq!(calls.counts(), ([2, 3, 2], vec![]));
+}
+
+#[test]
+fn of_known_sequences_too_what_was_not_seen_is_not_observed() {
+    let mut calls = Calls::new();
+    calls.chunks(1, &[(0, 40, 1, 1)]).chunks(1, &[(0, 41, 1, 1)]);
+    assert_eq!(calls.counts(), ([0, 0, 0], vec![("prompt not seen", 1)]));
+    let row = calls.rows()[0];
+    assert_eq!((row.tokens, row.ttft_ns, row.tokens_per_s, row.cached_tokens), (2, None, None, None));
+    // A call whose batch was not read, lost events, a prompt without results, and one whose results are all wanted.
+    calls.chunks(1, &[(0, 0, 9, 1)]).of(1, &[1]);
+    calls.chunks(1, &[(1, 0, 9, 1)]).requests.lost(1);
+    calls.chunks(1, &[(2, 0, 9, 0)]).chunks(1, &[(3, 0, 9, 9)]).requests.exit(7);
+    let (seen, mut missed) = calls.counts();
+    missed.sort_unstable();
+    assert_eq!(seen, [0, 0, 0]);
+    let want =
+        [("no token decoded", 2), ("events lost", 1), ("prompt not seen", 2), ("several sequences", 1)];
+    assert!(want.iter().all(|w| missed.contains(w)) && missed.len() == 4, "{missed:?}");
+}
+
+#[test]
+fn a_known_sequence_at_rest_has_ended_its_request() {
+    let mut calls = Calls::new();
+    calls.chunks(1, &[(0, 0, 9, 1)]).chunks(1, &[(0, 9, 1, 1)]);
+    calls.requests.rest(calls.now + IDLE_NS, None);
+    assert_eq!((calls.counts().0, calls.rows().len()), ([0, 0, 0], 1));
+    calls.requests.rest(calls.now + IDLE_NS + 1, None);
+    assert_eq!((calls.counts().0, calls.rows().len()), ([1, 1, 1], 0));
+    // It goes on all the same: nothing is known of that.
+    calls.pause(20_000).chunks(1, &[(0, 10, 1, 1)]);
+    assert_eq!(calls.counts(), ([1, 1, 1], vec![("prompt not seen", 1)]));
 }

@@ -31,7 +31,7 @@ pub fn call_batches(loaded: &Loaded<'_>, calls: &[Call]) -> Vec<Option<CallBatch
 }
 
 impl CallBatch {
-    fn add(&mut self, part: &Ubatch<'_>) {
+    pub fn add(&mut self, part: &Ubatch<'_>) {
         if part.context != 0 {
             self.context = part.context;
         }

@@ -16,6 +16,7 @@ mod tests;
 
 use serde::Serialize;
 
+pub(crate) use self::batch::CallBatch;
 pub use self::batching::{BatchRow, Batching};
 pub use self::data::{CallKind, CallWork, SeqRequest, Sequences, TokenStep};
 pub use self::request::{RequestRow, SequenceRow, rows as request_rows};

@@ -3,6 +3,7 @@
 use super::super::table::{Style, Table, clean, number, text as words};
 use super::super::units::*;
 use super::ops::shown;
+use super::requests;
 use super::spark::spark;
 use super::{NAME, RecordingState, ScreenLines, TopSnapshot, TopView, wrapped};
 use analysis::attribution::parts::TimeParts;
@@ -29,6 +30,7 @@ pub fn lines(out: &mut ScreenLines<'_>, p: &TopSnapshot, view: &TopView) {
     level(out, p);
     events(out, p);
     processes(out, p);
+    requests::rows(out, p);
 }
 
 fn title(out: &mut ScreenLines<'_>, p: &TopSnapshot) {

@@ -103,6 +103,7 @@ fn picture() -> TopSnapshot {
         faults: None,
         sensors: Vec::new(),
         speeds: Vec::new(),
+        requests: Vec::new(),
         processes: vec![process(4711, true)],
         messages: vec!["level now op: the richest\x07".into()],
     }
