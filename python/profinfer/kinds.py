@@ -67,6 +67,7 @@ _PLAIN_KINDS = (
     (38, "Ubatch", "token:u64? pid:u32 tid:u32 t:time context:u64 tokens:u32 unread:u32 whole:bool data:bytes", None),
     (39, "Memory", "pid:u32 tid:u32 t:time context:u64 what:clear|remove|copy|keep|shift|save|load|divide seq:i64 to:i64 "
      "from:i64 until:i64", None),
+    (40, "ServerTask", "pid:u32 tid:u32 t:time task:i64 seq:u64?", None),
 )
 
 _PREDICTED_KINDS = (

@@ -20,6 +20,7 @@ struct ev_ticks *btf_ticks;
 struct ev_ubatch *btf_ubatch;
 struct ev_memory *btf_memory;
 enum memory_what btf_memory_what;
+struct ev_task *btf_task;
 enum batch_layout btf_layout;
 enum ev_phase btf_phase;
 enum ev_what btf_what;

@@ -33,6 +33,7 @@ enum ev_kind {
 	EV_TICKS,
 	EV_UBATCH,
 	EV_MEMORY,
+	EV_TASK,
 	EV_KINDS,
 };
 
@@ -213,6 +214,15 @@ struct ev_memory {
 	__s32 from;  /* first position; negative: 0 */
 	__s32 until; /* after the last; negative: the end */
 	__u32 unused;
+};
+
+/* A server takes in requests, with slot TASK_ARRIVES, or has a result of one. */
+#define TASK_ARRIVES -2
+struct ev_task {
+	struct ev_hdr h;
+	__u64 bytes; /* of the array of requests, or 0: it is one */
+	__s32 task;  /* number of the (first) request */
+	__s32 slot;
 };
 
 #define TICKS_CHUNK 40

@@ -19,6 +19,7 @@
 #include "phases.h"
 #include "waits.h"
 #include "memory.h"
+#include "task.h"
 #include "account.h"
 
 char LICENSE[] SEC("license") = "Dual MIT/GPL";

@@ -2,7 +2,7 @@
 
 use crate::capture::skel::types::{
     ev_batch, ev_call, ev_counted, ev_counter, ev_experts, ev_hdr, ev_kernels, ev_kind, ev_memory, ev_nodes,
-    ev_offcpu, ev_op, ev_tensor, ev_tensors, ev_ticks, ev_ubatch, ev_waits, ev_what,
+    ev_offcpu, ev_op, ev_task, ev_tensor, ev_tensors, ev_ticks, ev_ubatch, ev_waits, ev_what,
 };
 use crate::engine::layout::TENSOR_RAW;
 use crate::engine::probes::{PHASES, WAITS};
@@ -10,8 +10,8 @@ use crate::engine::probes::{PHASES, WAITS};
 pub use crate::capture::skel::types::{
     batch_layout as BatchLayout, ev_batch as Batch, ev_call as Call, ev_counted as Counted,
     ev_experts as Experts, ev_hdr as Head, ev_kernels as Kernels, ev_memory as Memory, ev_nodes as Nodes,
-    ev_offcpu as OffCpuEvent, ev_op as Op, ev_tensor as Tensor, ev_tensors as Tensors, ev_ticks as Ticks,
-    ev_ubatch as Ubatch, memory_what as MemoryWhat,
+    ev_offcpu as OffCpuEvent, ev_op as Op, ev_task as Task, ev_tensor as Tensor, ev_tensors as Tensors,
+    ev_ticks as Ticks, ev_ubatch as Ubatch, memory_what as MemoryWhat,
 };
 
 // The tables of probed functions match the enums of the BPF programs.
@@ -49,6 +49,7 @@ pub const KIND_NAMES: [&str; KINDS] = [
     "ticks",
     "ubatch",
     "memory",
+    "task",
 ];
 /// Timestamps in one event, as in src/bpf/event.h.
 pub const TICKS_CHUNK: usize = 40;
@@ -135,6 +136,7 @@ pub enum Event<'a> {
     Ubatch(&'a Ubatch),
     /// The program changes a context's memory.
     Memory(&'a Memory),
+    Task(&'a Task),
 }
 
 /// The event at the start of `bytes`, and the index of its kind. None if the bytes are not an event: too short for
@@ -170,6 +172,7 @@ pub fn parse(bytes: &[u8]) -> Option<(usize, Event<'_>)> {
         ev_kind::EV_TICKS => Event::Ticks(view(bytes)?),
         ev_kind::EV_UBATCH => Event::Ubatch(view(bytes)?),
         ev_kind::EV_MEMORY => Event::Memory(view(bytes)?),
+        ev_kind::EV_TASK => Event::Task(view(bytes)?),
         _ => return None,
     };
     Some((kind, event))
@@ -199,6 +202,8 @@ unsafe impl Plain for ev_ticks {}
 unsafe impl Plain for ev_ubatch {}
 // SAFETY: as above.
 unsafe impl Plain for ev_memory {}
+// SAFETY: as above.
+unsafe impl Plain for ev_task {}
 // SAFETY: as above.
 unsafe impl Plain for ev_op {}
 // SAFETY: as above.
@@ -257,6 +262,7 @@ mod tests {
         assert_eq!(size_of::<ev_ticks>(), 24 + 8 + 4 * 4 + 8 * TICKS_CHUNK);
         assert_eq!(size_of::<ev_ubatch>(), 24 + 4 * 4 + 16 * CHUNKS);
         assert_eq!(size_of::<ev_memory>(), 24 + 8 + 6 * 4);
+        assert_eq!(size_of::<ev_task>(), 24 + 8 + 2 * 4);
         assert_eq!(size_of::<ev_nodes>(), 24 + 8 + 8 + 48 * 12);
         assert_eq!(size_of::<ev_experts>(), 24 + 3 * 8 + 6 * 4 + 64 * 4);
         assert_eq!(size_of::<ev_offcpu>(), 24 + 3 * 8 + 4 * 4 + 2 * 2 + 4 + 3 * 16);

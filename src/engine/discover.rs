@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 use crate::engine::elf::{ElfError, ElfFile, ElfMachine};
 use crate::engine::layout::{self, Layout, LayoutError};
-use crate::engine::probes::{BATCHES, DISPATCHES};
+use crate::engine::probes::{BATCHES, DISPATCHES, TASKS};
 use crate::engine::search::{self, Launch};
 use crate::engine::tables::{Tables, TablesError};
 use crate::engine::{beside, ladder, version};
@@ -41,6 +41,8 @@ pub struct Roles {
     pub drives: bool,
     /// Hands over times of kernels on a device.
     pub layer: bool,
+    /// Takes in the requests of a server.
+    pub serves: bool,
     /// Is, or contains, a runtime to which a backend gives kernels or batches.
     pub dispatches: bool,
 }
@@ -95,13 +97,14 @@ impl Roles {
         // All names that will be looked up: the tables are read only once.
         let all: Vec<&str> = ladder::names().chain(layout::NAMES).chain(version::NAMES).chain(BASE).collect();
         elf.find_into(&all, &mut []);
-        const NAMES: [&str; 6] = [
+        const NAMES: [&str; 7] = [
             "llama_process",
             "llama_decode",
             "llama_encode",
             BASE[0],
             "ggml_graph_compute",
             "profinfer_gpu_kernels",
+            TASKS[2],
         ];
         let mut names = [""; NAMES.len() + DEVICES.len()];
         names[..NAMES.len()].copy_from_slice(&NAMES);
@@ -109,7 +112,7 @@ impl Roles {
         let given = elf.find(DISPATCHES).into_iter().chain(elf.find(BATCHES)).flatten();
         let dispatches = given.into_iter().any(|s| s.function);
         let found = elf.find(names).map(|s| s.is_some_and(|s| s.function));
-        let [process, decode, encode, op_name, graph_compute, layer, devices @ ..] = found;
+        let [process, decode, encode, op_name, graph_compute, layer, serves, devices @ ..] = found;
         let roles = Roles {
             llama: process || decode || encode,
             base: op_name,
@@ -118,6 +121,7 @@ impl Roles {
             // The first two also exist in the CPU's variants and in host libraries.
             drives: devices.iter().skip(2).any(|d| *d),
             layer,
+            serves,
             dispatches: false,
         };
         let device = !roles.has_names() && devices.contains(&true);
@@ -126,7 +130,7 @@ impl Roles {
 
     /// Whether it has functions that are looked up by name.
     pub fn has_names(self) -> bool {
-        self.llama || self.base || self.cpu || self.layer || self.dispatches
+        self.llama || self.base || self.cpu || self.layer || self.serves || self.dispatches
     }
 
     fn any(self) -> bool {

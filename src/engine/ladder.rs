@@ -120,6 +120,8 @@ pub struct Ladder {
     pub ubatch: Vec<Rung>,
     /// Calls that change a context's memory.
     pub memory: Vec<Rung>,
+    /// Requests that a server takes in, and their results.
+    pub task: Vec<Rung>,
 }
 
 /// What a function's declaration says about it.
@@ -218,6 +220,7 @@ impl Ladder {
             Role::Wait => &self.wait,
             Role::Ubatch => &self.ubatch,
             Role::Memory => &self.memory,
+            Role::Task => &self.task,
         }
     }
 
@@ -269,6 +272,7 @@ impl Ladder {
             wait: wait.filter(|_| devices).into_iter().collect(),
             ubatch: sequences::ubatch(engine),
             memory: sequences::memory(engine),
+            task: sequences::task(engine),
             phase: rung("llama.h", &phases.iter().collect::<Vec<_>>(), &all).into_iter().collect(),
             op_end: if ops.is_empty() { Vec::new() } else { barrier.into_iter().chain([interval]).collect() },
             op: ops,

@@ -1,7 +1,7 @@
 //! What is probed: the roles of an engine's functions, the programs that run there, and the functions that start a
 //! phase or wait for a device.
 
-pub const ROLES: usize = 15;
+pub const ROLES: usize = 16;
 
 /// What a rung observes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,6 +29,8 @@ pub enum Role {
     Ubatch,
     /// The program changes a context's memory.
     Memory,
+    /// A server takes in a request, or has a result of one.
+    Task,
 }
 
 impl Role {
@@ -46,6 +48,7 @@ impl Role {
         Role::Graph,
         Role::Ubatch,
         Role::Memory,
+        Role::Task,
         Role::Wait,
         Role::Token,
         Role::Phase,
@@ -69,6 +72,7 @@ impl Role {
             Role::Wait => "wait",
             Role::Ubatch => "ubatch",
             Role::Memory => "memory",
+            Role::Task => "task",
         }
     }
 }
@@ -148,10 +152,13 @@ pub enum Prog {
     StateSeqLoad,
     StateFileSave,
     StateFileLoad,
+    TaskPost,
+    TaskPostAll,
+    TaskResult,
 }
 
 impl Prog {
-    pub const ALL: [Prog; 55] = [
+    pub const ALL: [Prog; 58] = [
         Prog::TokenProcess,
         Prog::TokenDecode,
         Prog::TokenEncode,
@@ -207,6 +214,9 @@ impl Prog {
         Prog::StateSeqLoad,
         Prog::StateFileSave,
         Prog::StateFileLoad,
+        Prog::TaskPost,
+        Prog::TaskPostAll,
+        Prog::TaskResult,
     ];
 
     /// Return probes run when the function returns.
@@ -357,4 +367,20 @@ pub const MEMORY: [MemoryFunction; 30] = [
 /// The program at the entries of a function that changes a context's memory.
 pub fn of_memory(function: &str) -> Prog {
     MEMORY.iter().find(|m| m.function == function).map_or(Prog::MemoryClear, |m| m.prog)
+}
+
+/// Functions of llama-server (tools/server/server-queue.h): it takes in one request, several, or has a result of one.
+pub const TASKS: [&str; 3] = [
+    "_ZN12server_queue4postEO11server_taskb",
+    "_ZN12server_queue4postEOSt6vectorI11server_taskSaIS1_EEb",
+    "_ZN15server_response4sendEOSt10unique_ptrI18server_task_resultSt14default_deleteIS1_EE",
+];
+
+/// The program at the entries of a server's function.
+pub fn of_task(function: &str) -> Prog {
+    match TASKS.iter().position(|f| *f == function) {
+        Some(0) => Prog::TaskPost,
+        Some(1) => Prog::TaskPostAll,
+        _ => Prog::TaskResult,
+    }
 }

@@ -7,7 +7,7 @@
 use crate::engine::discover::DiscoveredEngine;
 use crate::engine::ladder::{self, FunctionDecl, Rung, RungMethod, TOKEN};
 use crate::engine::layout;
-use crate::engine::probes::{MEMORY, Prog};
+use crate::engine::probes::{MEMORY, Prog, TASKS};
 
 /// Functions that take `(this, ubatch, ...)` once for each ubatch, best first.
 const UBATCH: [&str; 2] = [
@@ -19,7 +19,7 @@ const GET_MEMORY: &str = "_ZNK13llama_context10get_memoryEv";
 
 /// All functions used here, so that a file's tables are read only once for all of them.
 pub fn names() -> impl Iterator<Item = &'static str> {
-    UBATCH.into_iter().chain([GET_MEMORY]).chain(MEMORY.iter().map(|m| m.function))
+    UBATCH.into_iter().chain([GET_MEMORY]).chain(MEMORY.iter().map(|m| m.function)).chain(TASKS)
 }
 
 /// Whether the batches of this engine are read where they are passed.
@@ -63,6 +63,17 @@ pub(super) fn memory(engine: &DiscoveredEngine) -> Vec<Rung> {
         has.then_some(Rung { name: family, how: RungMethod::Symbols, points })
     };
     ["llama_memory", "llama_kv_self", "llama_kv_cache"].into_iter().filter_map(rung).collect()
+}
+
+/// The rungs for the requests of a server. Its results say which slot a request has.
+pub(super) fn task(engine: &DiscoveredEngine) -> Vec<Rung> {
+    let functions = TASKS.map(|symbol| ladder::function(symbol, 2, false, false));
+    let points = ladder::points(engine, &functions.iter().collect::<Vec<_>>(), &|_| true);
+    let (results, requests): (Vec<_>, Vec<_>) = points.iter().partition(|p| p.symbol == TASKS[2]);
+    let both = !results.is_empty() && !requests.is_empty();
+    both.then_some(Rung { name: "server_queue::post", how: RungMethod::Symbols, points })
+        .into_iter()
+        .collect()
 }
 
 /// Arguments that a program reads.

@@ -151,6 +151,7 @@ fn programs(point: &ProbePoint, role: Role) -> (Prog, Option<Prog>) {
         (Role::Wait, _) => (probes::of_wait(symbol), Some(Prog::WaitExit)),
         (Role::Ubatch, _) => (Prog::UbatchEnter, None),
         (Role::Memory, _) => (probes::of_memory(symbol), None),
+        (Role::Task, _) => (probes::of_task(symbol), None),
     }
 }
 

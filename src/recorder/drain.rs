@@ -29,6 +29,7 @@ use crate::recorder::process_tree::ProcessTree;
 use crate::recorder::qos::ReturnedCall;
 use crate::recorder::requests::RequestCall;
 use crate::recorder::sequences::Sequences;
+use crate::recorder::tasks::ServerTasks;
 use crate::recorder::thread_hits::ThreadHit;
 use crate::recorder::ticks::DeviceTicks;
 use ggml::backend_guid;
@@ -88,6 +89,7 @@ pub struct Drain<W: Write> {
     pub experts: HeldExperts,
     phases: OpenPhases,
     pub sequences: Sequences,
+    server_tasks: ServerTasks,
     seq: [u64; 4],
     last_ts: u64,
     /// Later events are not recorded.
@@ -129,6 +131,7 @@ impl<W: Write> Drain<W> {
             experts: HeldExperts::default(),
             phases: OpenPhases::default(),
             sequences: Sequences::default(),
+            server_tasks: ServerTasks::default(),
             seq: [0; 4],
             last_ts: 0,
             until: u64::MAX,
@@ -307,6 +310,7 @@ impl<W: Write> Drain<W> {
             Event::Ticks(e) => self.ticks(e),
             Event::Ubatch(e) => self.ubatch(e),
             Event::Memory(e) => self.memory(e),
+            Event::Task(e) => self.task(e),
             Event::Experts(e) => {
                 if let Some(graph) = self.graphs.seq_by_caller(e.h.tid) {
                     self.experts.take(graph, e);
@@ -604,6 +608,7 @@ impl<W: Write> Drain<W> {
         self.kernels.forget(tgid);
         self.ticks.forget(tgid);
         self.sequences.forget(tgid);
+        self.server_tasks.forget(tgid);
         if let Some(computing) = &mut self.computing {
             computing.forget(tgid);
         }

@@ -33,7 +33,7 @@ pub fn rungs<W: Write>(
         let told = |r: &Role| match r {
             Role::Phase => wanted.contains(r),
             Role::Kernel => a.rung(Role::Kernel).is_some(),
-            Role::Dispatch | Role::Batch | Role::Ubatch | Role::Memory => a.rung(*r).is_some(),
+            Role::Dispatch | Role::Batch | Role::Ubatch | Role::Memory | Role::Task => a.rung(*r).is_some(),
             Role::Ticks => wanted.contains(r) && a.rung(*r).is_some(),
             Role::Node => a.own.is_some() || a.rung(Role::Wait).is_some(),
             _ => true,

@@ -26,6 +26,7 @@ pub mod sequences;
 pub mod session;
 pub mod submissions;
 pub mod tally;
+pub mod tasks;
 pub mod thread_hits;
 mod ticks;
 pub mod verify;

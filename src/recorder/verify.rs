@@ -185,6 +185,7 @@ pub fn verdict(a: &AttachedEngine, role: Role, s: &Shown, wanted: bool) -> RoleV
         Role::Ticks => (None, s.ticks),
         Role::Ubatch => (None, s.ubatches),
         Role::Memory => (None, s.memory_calls),
+        Role::Task => (None, s.tasks),
         Role::Op => ((s.unknown == 0 && s.expected > 0).then_some(s.expected), s.ops),
         // Every op has this kind of end, without separate hits.
         Role::OpEnd if a.rung(role).is_some_and(|r| r.how == RungMethod::Interval) => (None, s.ops),
@@ -252,6 +253,7 @@ fn returns(role: Role, s: &Shown) -> Option<String> {
         | Role::Phase
         | Role::Ubatch
         | Role::Memory
+        | Role::Task
         | Role::Wait => {
             return None;
         }

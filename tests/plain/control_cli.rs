@@ -12,6 +12,7 @@ use std::thread;
 use std::time::Duration;
 
 use common::skip;
+use pfi::track::{RequestNow, RequestPhase};
 use profinfer::daemon::run::Run;
 use profinfer::daemon::socket::{Control, ServiceRequest, dumped};
 use profinfer::daemon::status::{
@@ -70,6 +71,20 @@ fn state() -> ServiceState {
         ttft_ns: Some(1_500_000_000),
         rate: Some(27.5),
         tpot_ns: [Some(36_000_000), Some(37_000_000), Some(48_500_000)],
+        requests: vec![RequestNow {
+            pid: 44,
+            context: 1,
+            seq: 3,
+            phase: RequestPhase::Decode,
+            prompt_tokens: 70,
+            cached_tokens: Some(5),
+            ttft_ns: Some(250_000_000),
+            tokens: 12,
+            tokens_per_s: Some(31.5),
+            drafted: 8,
+            accepted: 2,
+            ..RequestNow::default()
+        }],
         lost: 3,
         seen: 1000,
         cost: Some(0.008),
@@ -157,6 +172,8 @@ fn status_tells_how_the_service_stands() {
         cells,
         ["42", "chat", "op", "1234", "27.50", "1500.000", "36.000", "37.000", "48.500", "3", "0.80"]
     );
+    let cells: Vec<&str> = row("44").split_whitespace().collect();
+    assert_eq!(cells, ["44", "1", "3", "decode", "70", "5", "250.000", "12", "31.50", "25.00"]);
     let cells: Vec<&str> = row("43").split_whitespace().take(9).collect();
     assert_eq!(cells, ["43", "rest", "-", "0", "-", "-", "-", "-", "-"], "what is not known is no zero");
     assert!(row("43").contains("target exited"));

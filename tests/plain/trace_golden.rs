@@ -158,6 +158,9 @@ fn sum_of_cause(record: &Record) -> Option<i128> {
             let places = [r.seq, r.to, r.from, r.until].map(i128::from).iter().sum::<i128>();
             sum(&[r.pid.into(), r.tid.into(), r.t as u64, r.context, r.what as u64]) + places
         }
+        Record::ServerTask(r) => {
+            sum(&[r.pid.into(), r.tid.into(), r.t as u64]) + i128::from(r.task) + some(r.seq)
+        }
         _ => return None,
     })
 }

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Compares the requests that profinfer shows with what the server itself says of each: `timings` of the responses of
 llama-server from Debian (tests/server/setup.sh), with 1, 4 and 8 slots, prompts of different lengths, the prompt cache on and
-off, and a draft model. Numbers of tokens must be equal, times within 2 %.
+off, and a draft model. Numbers of tokens must be equal, times within 2 %. The same for the requests that `top` shows.
 
 usage: requests.py [--keep DIR] [--only NAME] [--profinfer FILE] [--root DIR]
 Needs root and BPF. Exits 77 with "skipped: why" where the server cannot be had, unless PROFINFER_REQUIRE=1.
@@ -56,16 +56,17 @@ def http(port, path, body=None, timeout=120):
 
 
 class Server:
-    """llama-server in its root, recorded from its start."""
+    """llama-server in its root, recorded from its start, or watched by `top` from its start."""
 
-    def __init__(self, bed, name, slots, more=()):
+    def __init__(self, bed, name, slots, more=(), watched=False):
         self.bed, self.port, self.trace = bed, free_port(), os.path.join(bed.dir, f"{name}-{os.getpid()}.pfi")
         self.log = open(os.path.join(bed.dir, f"{name}.log"), "w")
         engine = ["chroot", bed.root, "/usr/bin/llama-server", "-m", "/models/target.gguf", "--host", "127.0.0.1", "--port",
                   str(self.port), "-np", str(slots), "-c", str(2048 * slots), "-t", "2", "--no-webui", *more]
+        how = ["top", "--json", "--interval", "100ms"] if watched else ["record", "-o", self.trace]
         self.process = subprocess.Popen(
-            [bed.profinfer, "record", "-o", self.trace, "--level", "token", "--", *engine], stdout=self.log,
-            stderr=subprocess.STDOUT, start_new_session=True)
+            [bed.profinfer, *how, "--level", "token", "--", *engine], stdout=self.log,
+            stderr=subprocess.DEVNULL if watched else subprocess.STDOUT, start_new_session=True)
         deadline = time.monotonic() + 120
         while True:
             if self.process.poll() is not None or time.monotonic() > deadline:
@@ -86,7 +87,15 @@ class Server:
             os.killpg(self.process.pid, signal.SIGKILL)
             raise Failure("the recording did not end after SIGINT")
         self.log.close()
+
+    def report(self):
+        self.stop()
         return json.loads(sh([self.bed.profinfer, "report", "--json", self.trace]))
+
+    def frames(self):
+        self.stop()
+        with open(self.log.name) as log:
+            return [json.loads(line) for line in log if line.startswith("{")]
 
 
 class Bed:
@@ -189,7 +198,7 @@ def slots(bed, count, cache):
             all_prompts += [p + [777, 888] for p in all_prompts[:4]] + all_prompts[:2]
         answers = ask_all(server.port, [(p, 24, cache) for p in all_prompts], count)
     finally:
-        report = server.stop()
+        report = server.report()
     return compare(answers, report)
 
 
@@ -198,7 +207,7 @@ def drafts(bed):
     try:
         answers = [complete(server.port, p, 24, False) for p in prompts(4, 11)]
     finally:
-        report = server.stop()
+        report = server.report()
     said = compare(answers, report, draft=True)
     found = report["sequences"].get("speculation")
     if not found:
@@ -209,12 +218,43 @@ def drafts(bed):
     return f"{said}; {wanted[1]} of {wanted[0]} drafted tokens accepted"
 
 
+def watched(bed, name, slots, more=()):
+    """The requests in progress that `top` shows: the last row of each, before its sequence has another."""
+    server = Server(bed, name, slots, more, watched=True)
+    answers = []
+    try:
+        for p in prompts(3, 5):
+            answers.append(complete(server.port, p, 24, False))
+            time.sleep(0.4)
+    finally:
+        frames = server.frames()
+    last, ended = {}, []
+    for frame in frames:
+        for row in frame["requests"]:
+            before = last.get(row["seq"])
+            if before and before["duration_ns"] > row["duration_ns"]:
+                ended.append(before)
+            last[row["seq"]] = row
+    rows = [r for r in ended + list(last.values()) if r["tokens"] > 1]
+    told = [a["timings"] for a in answers]
+    ours = sorted((r["prompt_tokens"], r["tokens"], r["drafted"], r["accepted"]) for r in rows)
+    theirs = sorted((t["prompt_n"], t["predicted_n"], t.get("draft_n", 0), t.get("draft_n_accepted", 0)) for t in told)
+    if ours != theirs:
+        raise Failure(f"top has prompt, tokens, drafted, accepted {ours}; the server {theirs}")
+    decode = [p["tokens_per_s"] for f in frames for p in f["run"]["phases"] if p["phase"] == "decode"]
+    if not decode or decode[-1] is None:
+        raise Failure(f"top has no speed of decoding: {decode[-3:]}")
+    return f"{len(rows)} requests: tokens equal; {decode[-1]:.1f} tok/s"
+
+
 CHECKS = {
     "1 slot": lambda bed: slots(bed, 1, False),
     "4 slots": lambda bed: slots(bed, 4, False),
     "8 slots": lambda bed: slots(bed, 8, False),
     "4 slots, prompt cache": lambda bed: slots(bed, 4, True),
     "draft model": drafts,
+    "4 slots in top": lambda bed: watched(bed, "top", 4),
+    "draft model in top": lambda bed: watched(bed, "top-drafts", 1, DRAFTS),
 }
 
 

@@ -155,6 +155,9 @@ fn sequences<W: Write>(e: &mut Encoder<W>, t: u64) {
     e.memory(&call).unwrap();
     e.memory(&MemoryCall { what: MemoryChange::Shift, seq: -1, to: -128, from: 256, until: 300, ..call })
         .unwrap();
+    let task = ServerTask { pid: PID, tid: PID + 1, t: t as i64 - 9, task: 70, seq: None };
+    e.server_task(&task).unwrap();
+    e.server_task(&ServerTask { tid: PID, t: t as i64, seq: Some(3), ..task }).unwrap();
 }
 
 /// 10 GB/s, 50 GFLOP/s and 200 Gop/s a thread.

@@ -23,6 +23,7 @@ pub struct Causes<'a> {
     pub levels: Vec<LevelChange<'a>>,
     pub ubatches: Vec<Ubatch<'a>>,
     pub memory: Vec<MemoryCall>,
+    pub server_tasks: Vec<ServerTask>,
 }
 
 impl<'a> Causes<'a> {
@@ -42,6 +43,7 @@ impl<'a> Causes<'a> {
             Record::LevelChange(r) => self.levels.push(r),
             Record::Ubatch(r) => self.ubatches.push(r),
             Record::Memory(r) => self.memory.push(r),
+            Record::ServerTask(r) => self.server_tasks.push(r),
             _ => {}
         }
     }
@@ -62,5 +64,6 @@ impl<'a> Causes<'a> {
         self.levels.extend(part.levels);
         self.ubatches.extend(part.ubatches);
         self.memory.extend(part.memory);
+        self.server_tasks.extend(part.server_tasks);
     }
 }

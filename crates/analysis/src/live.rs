@@ -390,12 +390,15 @@ impl Live {
         settle(&mut call, &width);
         let ended = EndedCall { pid: t.pid, dur: call.dur, end: ending(t.cut, t.device) };
         let (shape, brought) = self.batches.end(t.seq, t.pid, t.t, ended);
-        if matches!(shape, Some(BatchShape::Single | BatchShape::Drafts)) {
-            call.phase = Phase::Decode;
+        match shape {
+            Some(BatchShape::Single | BatchShape::Drafts) => call.phase = Phase::Decode,
+            // Its graphs were not recorded.
+            Some(BatchShape::Other) if call.phase == Phase::Unknown => call.phase = Phase::Prefill,
+            Some(BatchShape::Other) | None => {}
         }
         let pid = Some(t.pid);
         let known = match brought {
-            Brought::AsTold(ended) => Some((ended, call.tokens)),
+            Brought::Unknown(ended) => Some((ended, call.tokens)),
             Brought::Tokens(ended, n) => Some((ended, Some(n))),
             Brought::Later => None,
         };

@@ -197,7 +197,8 @@ plain!(
     Submissions,
     OpCpus,
     Ubatch,
-    Memory
+    Memory,
+    ServerTask
 );
 
 /// Appends `body`, prefixed with its length.

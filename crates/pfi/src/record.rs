@@ -97,10 +97,12 @@ pub enum Record<'a> {
     Ubatch(Ubatch<'a>),
     /// A change of a context's memory.
     Memory(MemoryCall),
+    /// A request that a server has taken in, or has a result of.
+    ServerTask(ServerTask),
 }
 
 /// Names of the record kinds, indexed by kind on the wire.
-pub const KIND_NAMES: [&str; 40] = [
+pub const KIND_NAMES: [&str; 41] = [
     "Header",
     "Process",
     "Engine",
@@ -141,6 +143,7 @@ pub const KIND_NAMES: [&str; 40] = [
     "OpCpus",
     "Ubatch",
     "Memory",
+    "ServerTask",
 ];
 
 impl Record<'_> {
@@ -187,6 +190,7 @@ impl Record<'_> {
             Record::OpCpus(_) => 37,
             Record::Ubatch(_) => 38,
             Record::Memory(_) => 39,
+            Record::ServerTask(_) => 40,
         }
     }
 
@@ -211,6 +215,7 @@ impl Record<'_> {
             Record::OpCpus(r) => Some(r.t),
             Record::Ubatch(r) => Some(r.t),
             Record::Memory(r) => Some(r.t),
+            Record::ServerTask(r) => Some(r.t),
             _ => None,
         }
     }
@@ -231,6 +236,7 @@ impl Record<'_> {
             Record::OpCpus(r) => Some(&mut r.t),
             Record::Ubatch(r) => Some(&mut r.t),
             Record::Memory(r) => Some(&mut r.t),
+            Record::ServerTask(r) => Some(&mut r.t),
             _ => None,
         }
     }

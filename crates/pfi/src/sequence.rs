@@ -71,3 +71,15 @@ pub struct MemoryCall {
     pub from: i64,
     pub until: i64,
 }
+
+/// A request of a server: it is taken in, or the server has its first result.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ServerTask {
+    pub pid: u32,
+    pub tid: u32,
+    pub t: i64,
+    /// The server's number of the request.
+    pub task: i64,
+    /// The sequence that computes it, known with its first result; absent: it is taken in.
+    pub seq: Option<u64>,
+}

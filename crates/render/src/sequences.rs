@@ -55,15 +55,19 @@ pub(crate) fn sections(found: &SequenceReport, most: usize) -> Vec<Section> {
 
 fn requests(found: &SequenceReport, most: usize) -> Section {
     let drafts = found.requests.iter().any(|r| r.drafts > 0);
-    let columns =
-        ["seq", "prompt", "cached", "TTFT ms", "tokens", "p50 ms", "p95 ms", "p99 ms", "stalled ms"];
-    let mut columns: Vec<_> = columns.into_iter().map(|c| number(c, 0)).collect();
+    let queued = found.queued.is_some();
+    let columns = ["seq", "prompt", "cached"].into_iter().chain(queued.then_some("queued ms"));
+    let columns = columns.chain(["TTFT ms", "tokens", "p50 ms", "p95 ms", "p99 ms", "stalled ms"]);
+    let mut columns: Vec<_> = columns.map(|c| number(c, 0)).collect();
     if drafts {
         columns.extend([number("drafts", 0), number("accepted", 0)]);
     }
     let mut t = Table::new(columns);
     for r in found.requests.iter().take(most) {
         let mut row = request(r);
+        if queued {
+            row.insert(3, or_dash(r.queued_ns, ms));
+        }
         if drafts {
             row.extend([r.drafts.to_string(), format!("{}/{}", r.accepted, r.drafted)]);
         }
@@ -80,11 +84,15 @@ fn requests(found: &SequenceReport, most: usize) -> Section {
     if found.untracked > 0 {
         notes.push(format!("{} of further sequences are in no row", count(found.untracked, "chunk")));
     }
-    notes.push(
-        "TTFT: from the start of the first call for the sequence to the end of the one that gave its first token; \
-         p50 to p99: per token after it; stalled: added to these by prompts of other sequences"
-            .into(),
-    );
+    let before = if queued {
+        "queued: from when the server took the request in until its first call; TTFT: from then"
+    } else {
+        "TTFT: from the start of the first call for the sequence, as when the request was taken in is not known,"
+    };
+    notes.push(format!(
+        "{before} to the end of the one that gave its first token; p50 to p99: per token after it; stalled: added to \
+         these by prompts of other sequences"
+    ));
     let all = found.requests.len() as u64 + found.requests_left_out;
     Section { title: format!("Requests ({all})"), table: Some(t), notes }
 }

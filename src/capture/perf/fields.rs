@@ -154,38 +154,8 @@ fn fetches(prog: Prog, l: &Layout, structure: bool) -> Vec<Fetch> {
             vec![register(FetchArg::A, a), register(FetchArg::Sp, "%sp")]
         }
         Prog::WaitExit => vec![register(FetchArg::Sp, "%sp")],
-        Prog::TokenExit | Prog::SchedExit | Prog::SplitExit | Prog::GraphExit | Prog::OpExit => Vec::new(),
-        Prog::NodeEnter
-        | Prog::NodeTensor1
-        | Prog::NodeTensor2
-        | Prog::NodeTensor3
-        | Prog::NodeTensor4
-        | Prog::NodeExit
-        | Prog::Kernels
-        | Prog::DispatchKernel
-        | Prog::DispatchGraph
-        | Prog::BatchWrite
-        | Prog::BatchWritten
-        | Prog::BatchRead
-        | Prog::BatchAnswered
-        | Prog::TicksFetch
-        | Prog::TicksFetched
-        | Prog::PeriodAsk
-        | Prog::PeriodAsk2
-        | Prog::PeriodTold
-        | Prog::UbatchEnter
-        | Prog::MemoryClear
-        | Prog::MemoryRemove
-        | Prog::MemoryCopy
-        | Prog::MemoryKeep
-        | Prog::MemoryShift
-        | Prog::MemoryDivide
-        | Prog::StateSave
-        | Prog::StateLoad
-        | Prog::StateSeqSave
-        | Prog::StateSeqLoad
-        | Prog::StateFileSave
-        | Prog::StateFileLoad => Vec::new(),
+        // Returns, and what only BPF programs read.
+        _ => Vec::new(),
     }
 }
 

@@ -253,42 +253,7 @@ fn kind(prog: Prog) -> Option<ev_kind> {
         Prog::GraphEnter => ev_kind::EV_GRAPH_ENTER,
         Prog::GraphExit => ev_kind::EV_GRAPH_EXIT,
         Prog::Op | Prog::Fused => ev_kind::EV_OP,
-        Prog::NodeEnter
-        | Prog::NodeTensor1
-        | Prog::NodeTensor2
-        | Prog::NodeTensor3
-        | Prog::NodeTensor4
-        | Prog::NodeExit
-        | Prog::Kernels
-        | Prog::DispatchKernel
-        | Prog::DispatchGraph
-        | Prog::BatchWrite
-        | Prog::BatchWritten
-        | Prog::BatchRead
-        | Prog::BatchAnswered
-        | Prog::TicksFetch
-        | Prog::TicksFetched
-        | Prog::PeriodAsk
-        | Prog::PeriodAsk2
-        | Prog::PeriodTold
-        | Prog::UbatchEnter
-        | Prog::MemoryClear
-        | Prog::MemoryRemove
-        | Prog::MemoryCopy
-        | Prog::MemoryKeep
-        | Prog::MemoryShift
-        | Prog::MemoryDivide
-        | Prog::StateSave
-        | Prog::StateLoad
-        | Prog::StateSeqSave
-        | Prog::StateSeqLoad
-        | Prog::StateFileSave
-        | Prog::StateFileLoad => return None,
-        Prog::OpExit | Prog::Barrier => return None,
-        Prog::Tokenize | Prog::Detokenize | Prog::Sampling | Prog::Load | Prog::PhaseExit => return None,
-        Prog::WaitBackend | Prog::WaitSched | Prog::WaitContext | Prog::WaitRead | Prog::WaitExit => {
-            return None;
-        }
+        _ => return None,
     })
 }
 

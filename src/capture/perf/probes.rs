@@ -193,6 +193,7 @@ impl Prober for PerfEngineProbes {
                 | Role::Ticks
                 | Role::Ubatch
                 | Role::Memory
+                | Role::Task
         )
     }
 

@@ -197,43 +197,13 @@ impl Replay {
                 let h = Head { ith: u16::MAX, ..head(kind, m, s) };
                 self.out.send(kind, &Op { h, ..Default::default() });
             }
-            // Not placed: without a split's node list an index means nothing.
-            Prog::NodeEnter
-            | Prog::NodeTensor1
-            | Prog::NodeTensor2
-            | Prog::NodeTensor3
-            | Prog::NodeTensor4
-            | Prog::NodeExit
-            | Prog::Kernels
-            | Prog::DispatchKernel
-            | Prog::DispatchGraph
-            | Prog::BatchWrite
-            | Prog::BatchWritten
-            | Prog::BatchRead
-            | Prog::BatchAnswered
-            | Prog::TicksFetch
-            | Prog::TicksFetched
-            | Prog::PeriodAsk
-            | Prog::PeriodAsk2
-            | Prog::PeriodTold
-            | Prog::UbatchEnter
-            | Prog::MemoryClear
-            | Prog::MemoryRemove
-            | Prog::MemoryCopy
-            | Prog::MemoryKeep
-            | Prog::MemoryShift
-            | Prog::MemoryDivide
-            | Prog::StateSave
-            | Prog::StateLoad
-            | Prog::StateSeqSave
-            | Prog::StateSeqLoad
-            | Prog::StateFileSave
-            | Prog::StateFileLoad => {}
             Prog::Barrier => self.barrier(m, s),
             Prog::Tokenize | Prog::Detokenize | Prog::Sampling | Prog::Load => self.phase_enter(m, s),
             Prog::PhaseExit => self.phase_exit(m, s),
             Prog::WaitBackend | Prog::WaitSched | Prog::WaitContext | Prog::WaitRead => self.wait_enter(m, s),
             Prog::WaitExit => self.wait_exit(m, s),
+            // Not placed: only BPF programs read these.
+            _ => {}
         }
     }
 

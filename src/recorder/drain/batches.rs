@@ -33,6 +33,16 @@ impl<W: Write> Drain<W> {
         self.sequences.ubatch(e, call, &mut self.enc)
     }
 
+    /// A server has taken in requests, or has a result of one. What its own loop posts, on the thread that computes, is no
+    /// request of a client.
+    pub(super) fn task(&mut self, e: &event::Task) -> Result<(), WriteError> {
+        self.meet(&e.h);
+        if let Some(shown) = self.shown(e.h.engine) {
+            shown.tasks += 1;
+        }
+        self.server_tasks.take(e, &mut self.enc)
+    }
+
     pub(super) fn memory(&mut self, e: &event::Memory) -> Result<(), WriteError> {
         self.meet(&e.h);
         if let Some(shown) = self.shown(e.h.engine) {

@@ -28,6 +28,7 @@ pub struct Shown {
     /// Parts of batches whose tokens were read, and calls that change a context's memory.
     pub ubatches: u64,
     pub memory_calls: u64,
+    pub tasks: u64,
     /// Seen returns of tokens, scheduler graphs, splits and CPU graphs.
     pub returns: [u64; 4],
     /// Op hits expected from the complete graphs so far, and those seen in them; graphs with unknown demand
@@ -92,6 +93,7 @@ impl Shown {
             (&mut s.ticks, base.ticks),
             (&mut s.ubatches, base.ubatches),
             (&mut s.memory_calls, base.memory_calls),
+            (&mut s.tasks, base.tasks),
             (&mut s.expected, base.expected),
             (&mut s.seen, base.seen),
             (&mut s.unknown, base.unknown),

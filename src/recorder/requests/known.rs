@@ -151,6 +151,8 @@ impl Open {
         let seen = self.first.filter(|_| !self.missed);
         let decoding = seen.map_or(0, |first| until.saturating_sub(first));
         let answered = self.first.is_some() || after > 0;
+        let verified = self.step.and_then(|s| Some((s.drafted, s.tokens?.saturating_sub(1))));
+        let (drafted, accepted) = verified.unwrap_or_default();
         RequestNow {
             pid: self.key.0,
             context,
@@ -159,6 +161,8 @@ impl Open {
             ttft_ns: seen.map(|first| first.saturating_sub(self.began)),
             tokens: after + u64::from(self.first.is_some()),
             tokens_per_s: (decoding > 0).then(|| after as f64 / decoding as f64 * 1e9),
+            drafted: self.now.drafted + drafted,
+            accepted: self.now.accepted + accepted,
             duration_ns: self.last.saturating_sub(self.began),
             idle_ns: now.saturating_sub(self.last),
             ..self.now

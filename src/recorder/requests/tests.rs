@@ -262,6 +262,9 @@ fn drafts_bring_what_is_accepted() {
     assert_eq!((calls.tally.output_token.sum_ns, calls.tally.tokens), (4 * (10 * MS / 4) + 10 * MS, 5));
     let row = calls.rows()[0];
     assert_eq!((row.tokens, row.drafted, row.accepted), (7, 8, 3));
+    // The result of a draft is not known until something shows it.
+    let told = |calls: &Calls| calls.rows()[0].drafted;
+    assert_eq!((told(calls.chunks(1, &[(0, 15, 3, 3)])), told(calls.remove(0, 16))), (8, 10));
 }
 
 #[test]

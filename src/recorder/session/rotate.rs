@@ -231,7 +231,8 @@ impl Session {
             drain.enc.feature(&Feature { name: "device kernels", state, why: &why })?;
         }
         let kinds = &event_stats.kinds;
-        let lost = kinds[ev_kind::EV_UBATCH.0 as usize].lost + kinds[ev_kind::EV_MEMORY.0 as usize].lost;
+        let of_them = [ev_kind::EV_UBATCH, ev_kind::EV_MEMORY, ev_kind::EV_TASK];
+        let lost = of_them.iter().map(|kind| kinds[kind.0 as usize].lost).sum();
         drain.sequences.feature(&mut drain.enc, &self.batch_source(), lost)?;
         if self.options.phases {
             let mut probed: Vec<&str> =

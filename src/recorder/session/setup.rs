@@ -51,7 +51,7 @@ pub(super) fn roles(detail: Detail, options: &RecordOptions) -> heapless::Vec<Ro
             detail >= Detail::Op && options.capture.gpu >= GpuDetail::Op
         }
         Role::CpuGraph | Role::Split | Role::Graph => detail >= Detail::Graph,
-        Role::Wait | Role::Token | Role::Ubatch | Role::Memory => detail >= Detail::Token,
+        Role::Wait | Role::Token | Role::Ubatch | Role::Memory | Role::Task => detail >= Detail::Token,
         Role::Phase => detail >= Detail::Token && options.phases,
     };
     Role::ALL.into_iter().filter(wanted).collect()

@@ -1,6 +1,8 @@
 //! What the calls of a live recording compute, by their batches: several tokens need not be a prompt, and how many tokens a
 //! call with drafts brought is known after it.
 
+use std::collections::HashMap;
+
 use super::super::sequences::CallBatch;
 use pfi::record::{MemoryCall, Ubatch};
 use pfi::track::{ChunkWork, DraftContexts, SeqKey, SequenceTracker};
@@ -30,9 +32,8 @@ struct Verifying<T> {
 /// How many tokens a call that has ended brought.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Brought<T> {
-    /// The batch is not known, or says no more than its number of tokens.
-    AsTold(T),
-    /// None: it computed for a draft model, whose tokens are its target's.
+    /// The batch is not known.
+    Unknown(T),
     Tokens(T, u64),
     /// [`Batches::settled`] has it later.
     Later,
@@ -45,6 +46,8 @@ pub(super) struct Batches<T> {
     decoded: bool,
     sequences: SequenceTracker,
     drafts: DraftContexts,
+    /// What was computed last for a sequence of a process, other than by a draft model.
+    last: HashMap<(u32, i64), ChunkWork>,
     verifying: Vec<Verifying<T>>,
     settled: Vec<(T, u64)>,
     /// Changes of memory after the start of a call that has not ended.
@@ -58,6 +61,7 @@ impl<T> Default for Batches<T> {
             decoded: false,
             sequences: SequenceTracker::default(),
             drafts: DraftContexts::default(),
+            last: HashMap::new(),
             verifying: Vec::new(),
             settled: Vec::new(),
             changes: Vec::new(),
@@ -135,20 +139,28 @@ impl<T> Batches<T> {
             self.change(&first);
         }
         let Some(at) = self.open.iter().rposition(|(seq, ..)| *seq == call) else {
-            return (None, Brought::AsTold(what));
+            return (None, Brought::Unknown(what));
         };
-        let (_, shape, batch) = self.open.remove(at);
+        let (_, mut shape, batch) = self.open.remove(at);
         if batch.unread > 0 {
-            return (Some(shape), Brought::AsTold(what));
+            return (Some(shape), Brought::Unknown(what));
         }
-        let (mut tokens, mut open, mut draft) = (0u64, Vec::new(), false);
+        let (mut tokens, mut open) = (0u64, Vec::new());
         for c in &batch.chunks {
             let key = (pid, batch.context, c.seq);
+            // A draft model's tokens are those of its target, whose answer it prolongs.
             if self.drafts.has(key, c) {
-                draft = true;
+                let of_target = self.last.get(&(pid, c.seq));
+                if of_target.is_some_and(|work| *work != ChunkWork::Prefill) {
+                    shape = BatchShape::Drafts;
+                }
                 continue;
             }
             let seen = self.sequences.chunk(key, c, false);
+            if let Some(seen) = seen {
+                // As many as are followed.
+                self.last.insert((pid, c.seq), seen.work);
+            }
             if let Some(accepted) = seen.and_then(|s| s.accepted) {
                 self.settle(key, accepted);
             }
@@ -160,8 +172,7 @@ impl<T> Batches<T> {
             }
         }
         if open.is_empty() {
-            let brought = if draft { Brought::Tokens(what, tokens) } else { Brought::AsTold(what) };
-            return (Some(shape), brought);
+            return (Some(shape), Brought::Tokens(what, tokens));
         }
         if self.verifying.len() == CALLS {
             let oldest = self.verifying.remove(0);
@@ -246,7 +257,7 @@ mod tests {
             batches.end(seq, 1, seq as i64, seq).1
         };
         // Zigzag of the sequence and the position, tokens, results. The target's prompt, and its draft model's.
-        assert_eq!(call(&mut batches, 1, 7, &[0, 0, 4, 1]), Brought::AsTold(1));
+        assert_eq!(call(&mut batches, 1, 7, &[0, 0, 4, 1]), Brought::Tokens(1, 4));
         assert_eq!(call(&mut batches, 2, 9, &[0, 0, 4, 1]), Brought::Tokens(2, 0));
         assert_eq!(call(&mut batches, 3, 9, &[0, 8, 1, 1]), Brought::Tokens(3, 0));
         // Three drafted tokens and the one before; another sequence in the same call.
@@ -255,6 +266,9 @@ mod tests {
         // Two were accepted: with the one after them, three tokens and a prompt of five.
         assert_eq!(call(&mut batches, 5, 7, &[0, 14, 2, 2]), Brought::Later);
         assert_eq!(batches.settled(), [(4, 8)]);
+        // What the draft model computes again is no prompt.
+        batches.take(&Ubatch { context: 9, ..part(6, &[0, 14, 2, 1]) });
+        assert_eq!(batches.end(6, 1, 6, 6), (Some(BatchShape::Drafts), Brought::Tokens(6, 0)));
         let what = pfi::record::MemoryChange::Remove;
         batches.memory(&MemoryCall {
             pid: 1,

@@ -108,6 +108,8 @@ pub struct SeqRequest {
     pub seq: i64,
     /// Start of its first call.
     pub start: i64,
+    /// When the server took it in, CLOCK_MONOTONIC; None: not known.
+    pub arrived: Option<i64>,
     /// Position of its first token, which is the number of prompt tokens found in the KV cache. None: not known.
     pub cached: Option<u64>,
     /// Tokens of the prompt that were computed.
@@ -133,6 +135,7 @@ impl SeqRequest {
             context: key.1,
             seq: key.2,
             start: call.start,
+            arrived: None,
             cached: u64::try_from(chunk.pos).ok().filter(|_| !late),
             prompt: 0,
             prefill_calls: 0,

@@ -3,6 +3,7 @@
 //! A server computes several sequences (slots) in one call: parts of prompts, single tokens, and drafts to verify. The
 //! records of batches say which; without them nothing here is known, and nothing is guessed.
 
+mod arrival;
 mod batch;
 mod batching;
 mod data;
@@ -46,6 +47,7 @@ impl Sequences {
         }
         changes.for_each(|m| tracker.memory(m));
         echo::delay(loaded, calls, &works, &mut tracker.requests);
+        arrival::attach(&loaded.causes.server_tasks, &mut tracker.requests);
         Some(Sequences { works, requests: tracker.requests, untracked: tracker.untracked })
     }
 }
@@ -76,6 +78,8 @@ pub struct SequenceReport {
     pub requests_left_out: u64,
     /// Over all requests; null if none is known.
     pub ttft: Option<Latency>,
+    /// From when the server took a request in to the start of its first call; null if that is not known of any.
+    pub queued: Option<Latency>,
     pub tpot: Option<Latency>,
     pub batching: Batching,
     /// Omitted if no draft was verified.
@@ -95,6 +99,7 @@ pub fn report(loaded: &Loaded<'_>, calls: &[Call], all: &Sequences, top: Option<
         loaded.causes.features.iter().find(|f| f.name == "sequences" && f.state != Availability::Whole);
     SequenceReport {
         ttft: latency(requests.iter().filter_map(|r| r.ttft_ns).collect()),
+        queued: latency(requests.iter().filter_map(|r| r.queued_ns).collect()),
         tpot: weighted(request::token_times(all)),
         batching: Batching { stalled: request::stalled_share(&requests), ..batching::batching(calls, all) },
         sequences: request::by_sequence(&requests, all),

@@ -20,7 +20,9 @@ pub struct RequestRow {
     pub seq: i64,
     /// Start of its first call, CLOCK_MONOTONIC.
     pub start_ns: i64,
-    /// From then to the end of its last call.
+    /// From when the server took it in to then; null if that is not known.
+    pub queued_ns: Option<u64>,
+    /// From `start_ns` to the end of its last call.
     pub duration_ns: u64,
     /// Tokens of the prompt that were computed.
     pub prompt_tokens: u64,
@@ -75,6 +77,7 @@ fn row(r: &SeqRequest, context: u32, calls: &[Call], usual: Option<u64>, prompts
         context,
         seq: r.seq,
         start_ns: r.start,
+        queued_ns: r.arrived.map(|t| r.start.saturating_sub(t).max(0) as u64),
         duration_ns: last.map_or(r.prefill_ns, |end| end.saturating_sub(r.start).max(0) as u64),
         prompt_tokens: r.prompt,
         cached_tokens: r.cached,

@@ -1,7 +1,7 @@
 use super::*;
 use crate::call::Phase;
 use crate::load::Loaded;
-use pfi::record::{Device, Entry, MemoryCall, MemoryChange, Token, Ubatch};
+use pfi::record::{Device, Entry, MemoryCall, MemoryChange, ServerTask, Token, Ubatch};
 
 const MS: i64 = 1_000_000;
 const TARGET: u64 = 0x1000;
@@ -13,6 +13,7 @@ struct Made {
     tokens: Vec<Token>,
     batches: Vec<(u64, u64, Vec<u8>, u32)>,
     memory: Vec<MemoryCall>,
+    tasks: Vec<ServerTask>,
     now: i64,
 }
 
@@ -74,6 +75,7 @@ impl Made {
         };
         loaded.causes.ubatches = self.batches.iter().map(ubatch).collect();
         loaded.causes.memory = self.memory.clone();
+        loaded.causes.server_tasks = self.tasks.clone();
         let line = crate::calls::timeline(&loaded);
         let all = line.sequences.expect("batches were recorded");
         let report = report(&loaded, &line.calls, &all, None);
@@ -146,6 +148,22 @@ fn the_next_request_of_a_slot_says_what_it_found_in_the_memory() {
     let rows: Vec<_> = report.requests.iter().map(|r| (r.prompt_tokens, r.cached_tokens, r.tokens)).collect();
     assert_eq!(rows, [(20, Some(0), 2), (9, Some(21), 2), (1, Some(29), 2), (7, Some(8), 2)]);
     assert_eq!(report.sequences[0].requests, 4);
+}
+
+#[test]
+fn a_request_waits_from_when_the_server_took_it_in() {
+    let mut made = Made::default();
+    made.call(TARGET, &[(0, 0, 20, 1)]).call(TARGET, &[(0, 20, 1, 1)]);
+    made.memory(MemoryChange::Remove, 0, 0, -1, 0).call(TARGET, &[(0, 0, 9, 1)]);
+    made.memory(MemoryChange::Remove, 0, 0, -1, 0).call(TARGET, &[(0, 0, 9, 1)]);
+    let mut task = |t, task, seq| made.tasks.push(ServerTask { pid: 1, tid: 1, t: t * MS, task, seq });
+    // All came before the first call; one, on another slot, was cancelled. The last request's result was not seen.
+    (5..9).for_each(|n| task(n - 9, n, None));
+    (task(21, 5, Some(0)), task(31, 6, Some(0)), task(32, 8, Some(1)));
+    let (_, report) = made.told();
+    let queued: Vec<_> = report.requests.iter().map(|r| r.queued_ns.map(|ns| ns / MS as u64)).collect();
+    assert_eq!(queued, [Some(4), Some(25), None]);
+    assert_eq!(report.queued.map(|l| l.n), Some(2));
 }
 
 #[test]

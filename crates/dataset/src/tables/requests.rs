@@ -19,7 +19,8 @@ pub const TABLE: Table = Table {
         int("context", "number of the context in its process, from 1").or_null(),
         int("seq", "the sequence: of a server, its slot"),
         long("start_ns", "start of its first call, since the run's start").delta(),
-        long("dur_ns", "from then to the end of its last call"),
+        long("queued_ns", "from when the server took it in to its first call").or_null(),
+        long("dur_ns", "from the start of its first call to the end of its last"),
         long("prompt_tokens", "tokens of the prompt that were computed"),
         long("cached_tokens", "tokens of the prompt that were in the memory already").or_null(),
         int("prefill_calls", "calls with a part of the prompt"),
@@ -56,6 +57,7 @@ fn fill(run: &Run<'_, '_>, rows: &mut Rows<'_>) -> Result<()> {
             .int(first.get(&at).and_then(|call| run.of_call(*call)).map(context))
             .int(Some(r.seq))
             .long(Some(run.since(r.start_ns)))
+            .long(r.queued_ns)
             .long(Some(r.duration_ns))
             .long(Some(r.prompt_tokens))
             .long(r.cached_tokens)

@@ -26,4 +26,13 @@ impl<W: Write> Encoder<W> {
         self.begin_at(call.pid, call.t, 0)?;
         self.open.put(Record::Memory(*call))
     }
+
+    /// A request of a server.
+    ///
+    /// # Errors
+    /// The trace cannot be written.
+    pub fn server_task(&mut self, task: &ServerTask) -> Result<(), WriteError> {
+        self.begin_at(task.pid, task.t, 0)?;
+        self.open.put(Record::ServerTask(*task))
+    }
 }

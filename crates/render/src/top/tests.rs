@@ -6,6 +6,7 @@ use analysis::live::{LiveDevice, LiveOp, LiveThread, PhaseSpan};
 use analysis::report::OpTime;
 use analysis::words::share;
 use pfi::record::SensorKind;
+use pfi::track::{RequestNow, RequestPhase};
 
 const VIEW: TopView = TopView {
     rows: 10,
@@ -357,4 +358,39 @@ fn what_is_not_known_is_said() {
     assert!(said(&p).contains("including barrier waits") && said(&p).contains("0:  90.0  "), "{}", said(&p));
     (p.state, p.end) = (RecordingState::Ended, Some("target exited".into()));
     assert!(said(&p).contains("ended: target exited") && said(&p).contains("Ops, decode, over the run: "));
+}
+
+#[test]
+fn one_request_has_a_line_and_several_a_table() {
+    let one = RequestNow {
+        seq: 2,
+        phase: RequestPhase::Decode,
+        prompt_tokens: 30,
+        cached_tokens: Some(12),
+        ttft_ns: Some(120_000_000),
+        tokens: 88,
+        tokens_per_s: Some(23.125),
+        drafted: 40,
+        accepted: 10,
+        ..RequestNow::default()
+    };
+    let show = |requests| text(&TopSnapshot { requests, ..picture() }, &VIEW, &Style::default());
+    let line = "request  sequence 2: decode, prompt of 30 (12 more cached), first token after 120.00 ms, 88 tokens \
+                at 23.12 tok/s, 25 % of drafts accepted";
+    assert!(show(vec![one]).lines().any(|l| l == line), "{}", show(vec![one]));
+    let waits = RequestNow { seq: 3, idle_ns: 2_000_000_000, prompt_tokens: 7, ..RequestNow::default() };
+    let said = show(vec![one, waits]);
+    let rows: Vec<Vec<&str>> = said
+        .lines()
+        .skip_while(|l| !l.trim_start().starts_with("sequence"))
+        .take(3)
+        .map(|l| l.split_whitespace().collect())
+        .collect();
+    assert_eq!(rows[0], ["sequence", "state", "prompt", "cached", "TTFT", "tokens", "tok/s", "accepted"]);
+    assert_eq!(rows[1], ["2", "decode", "30", "12", "120.00", "ms", "88", "23.12", "25", "%"]);
+    assert_eq!(rows[2], ["3", "idle", "for", "2.00", "s", "7", "-", "-", "0", "-", "-"]);
+    // Those that computed last are shown, in their order; the text says how many are not.
+    let many = (0..20).map(|seq| RequestNow { seq, idle_ns: seq as u64, ..one }).collect();
+    let said = show(many);
+    assert!(said.contains("  and 12 more requests (--json lists all)\n"), "{said}");
 }
