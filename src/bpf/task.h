@@ -8,6 +8,7 @@
 #define PROFINFER_TASK_H
 
 #include "base.h"
+#include "ubatch.h"
 
 #define RESULT_TASK 8
 #define RESULT_SLOT 12
@@ -22,9 +23,9 @@ static __always_inline int task_op(struct pt_regs *ctx, __u64 at, __u64 bytes, b
 	head(&e.h, EV_TASK, id);
 	e.bytes = bytes;
 	e.slot = TASK_ARRIVES;
-	if (peek(&e.task, sizeof(e.task), at + (result ? RESULT_TASK : 0)))
+	if (!peek(&e.task, sizeof(e.task), at + (result ? RESULT_TASK : 0)))
 		return 0;
-	if (result && peek(&e.slot, sizeof(e.slot), at + RESULT_SLOT))
+	if (result && !peek(&e.slot, sizeof(e.slot), at + RESULT_SLOT))
 		return 0;
 	send(ctx, &e.h, sizeof(e));
 	return 0;
@@ -43,7 +44,7 @@ int task_post_all(struct pt_regs *ctx)
 {
 	__u64 of[2] = {};
 
-	if (peek(of, sizeof(of), PT_REGS_PARM2(ctx)) || of[1] <= of[0])
+	if (!peek(of, sizeof(of), PT_REGS_PARM2(ctx)) || of[1] <= of[0])
 		return 0;
 	return task_op(ctx, of[0], of[1] - of[0], false);
 }
@@ -54,7 +55,7 @@ int task_result(struct pt_regs *ctx)
 {
 	__u64 at = 0;
 
-	if (peek(&at, sizeof(at), PT_REGS_PARM2(ctx)))
+	if (!peek(&at, sizeof(at), PT_REGS_PARM2(ctx)))
 		return 0;
 	return task_op(ctx, at, 0, true);
 }

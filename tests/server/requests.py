@@ -218,6 +218,38 @@ def drafts(bed):
     return f"{said}; {wanted[1]} of {wanted[0]} drafted tokens accepted"
 
 
+def first_token(port, prompt):
+    """Milliseconds from sending a request until the server has sent its first token."""
+    body = json.dumps({"prompt": prompt, "n_predict": 24, "stream": True, "cache_prompt": False, "ignore_eos": True}).encode()
+    request = urllib.request.Request(f"http://127.0.0.1:{port}/completion", body, {"content-type": "application/json"})
+    begin = time.monotonic()
+    with urllib.request.urlopen(request, timeout=120) as answer:
+        answer.readline()
+        took = (time.monotonic() - begin) * 1e3
+        answer.read()
+    return took
+
+
+def queue(bed):
+    """More clients than slots: the time in the server's queue and that to the first token are what a client waits."""
+    server = Server(bed, "queue", 2)
+    try:
+        with concurrent.futures.ThreadPoolExecutor(6) as pool:
+            waited = list(pool.map(lambda p: first_token(server.port, p), prompts(12, 3)))
+    finally:
+        report = server.report()
+    rows = [r for r in report["sequences"]["requests"] if r["tokens"] > 1]
+    if len(rows) != len(waited) or any(r["queued_ns"] is None for r in rows):
+        raise Failure(f"{len(rows)} of {len(waited)} requests, queued {[r['queued_ns'] for r in rows]}")
+    ours = sorted((r["queued_ns"] + r["ttft_ns"]) / 1e6 for r in rows)
+    apart = sorted(0 if abs(a - b) <= 2 * SLACK_MS else abs(a - b) / b for a, b in zip(ours, sorted(waited)))
+    if apart[len(apart) // 2] > TOLERANCE:
+        raise Failure(f"queued and first token {ours}, the clients waited {sorted(waited)} ms")
+    most, near = max(r["queued_ns"] for r in rows) / 1e6, sum(a <= TOLERANCE for a in apart)
+    return (f"{len(rows)} requests, up to {most:.0f} ms in the queue: {near} of {len(rows)} times to the first token within "
+            f"{TOLERANCE:.0%} of the clients', the middle one {apart[len(apart) // 2]:.2%}")
+
+
 def watched(bed, name, slots, more=()):
     """The requests in progress that `top` shows: the last row of each, before its sequence has another."""
     server = Server(bed, name, slots, more, watched=True)
@@ -253,6 +285,7 @@ CHECKS = {
     "8 slots": lambda bed: slots(bed, 8, False),
     "4 slots, prompt cache": lambda bed: slots(bed, 4, True),
     "draft model": drafts,
+    "more clients than slots": queue,
     "4 slots in top": lambda bed: watched(bed, "top", 4),
     "draft model in top": lambda bed: watched(bed, "top-drafts", 1, DRAFTS),
 }

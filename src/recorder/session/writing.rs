@@ -106,6 +106,7 @@ fn write_module<W: Write>(enc: &mut Encoder<W>, id: u16, m: &EngineModule) -> Re
         ("device", r.device),
         ("layer", r.layer),
         ("runtime", r.dispatches),
+        ("server", r.serves),
     ];
     let role: Vec<&str> = all.iter().filter(|r| r.1).map(|r| r.0).collect();
     enc.module(&record::Module {
