@@ -150,6 +150,7 @@ live: fixtures driver layers ## run the tests on live engines; needs root and BP
 	$(CARGO) test --locked --test live -- --test-threads=1
 	$(CARGO) build --locked --bins
 	python3 tests/server/requests.py || [ $$? = 77 ]
+	python3 tests/gpu/debian_vulkan.py || [ $$? = 77 ]
 
 no-agent: ## build and test without the recorder, as on systems other than Linux
 	$(call say,build and tests without the recorder)

@@ -23,6 +23,8 @@ GROUP = "gpu_truth"
 # Nodes of these ops are no work: they only say where data is.
 NO_WORK = {"NONE", "RESHAPE", "VIEW", "PERMUTE", "TRANSPOSE"}
 MODELS = ["tiny-q4_0", "moe-q4_0"]
+# GGML_TENSOR_FLAG_COMPUTE
+COMPUTE = 16
 # Decode speed against the driver's.
 SPEED = 0.01
 PROMPT = 16
@@ -138,14 +140,20 @@ def recorded(cmd, tokens, trace, hits):
 
 
 def computing(dump):
-    """Nodes that compute in the decode graphs of a dump, by op."""
-    found, graph = Counter(), None
+    """Nodes that compute in the decode graphs of a dump, by op. Versions that mark nodes (GGML_TENSOR_FLAG_COMPUTE) leave
+    those without the mark out."""
+    graphs, graph = [], None
     with open(dump) as f:
         for row in map(json.loads, f):
             if "graph" in row:
-                graph = row["phase"]
-            elif graph == "decode" and row["op"] not in NO_WORK:
-                found[row["desc"]] += 1
+                graph = [] if row["phase"] == "decode" else None
+                graphs += [] if graph is None else [graph]
+            elif graph is not None:
+                graph.append(row)
+    found = Counter()
+    for graph in graphs:
+        marks = any(node["flags"] & COMPUTE for node in graph)
+        found.update(n["desc"] for n in graph if n["op"] not in NO_WORK and (n["flags"] & COMPUTE or not marks))
     return found
 
 
@@ -164,7 +172,7 @@ def seen(found, backend):
             if row["backend"] != backend:
                 continue
             on_device += row["nodes"]
-            enqueued += sum(group["nodes"] for group in row["enqueued"] or [])
+            enqueued += sum(group["nodes"] for group in row.get("enqueued") or [])
             given = row.get("dispatched") or {"splits": 0, "kernels": 0}
             known = kernels is not None and given["splits"] == row["splits"]
             kernels = kernels + given["kernels"] if known else None

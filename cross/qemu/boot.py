@@ -70,6 +70,9 @@ class Guest:
     cpu: str = "cortex-a76"
     # Unequal clusters of CPUs instead of `cpus` equal ones: see clusters.py.
     clusters: str = ""
+    # More nodes of the device tree, as its source, and what is in the guest's memory when it starts: address: local file.
+    nodes: str = ""
+    loads: dict = field(default_factory=dict)
     append: str = ""
     # Seconds on this machine's clock, boot included.
     limit: float = 120
@@ -208,9 +211,9 @@ def machine(guest, path):
             unequal = clusters.parse(guest.clusters)
             number = clusters.cpus(unequal)
         command = [path, "-M", "virt,gic-version=3", "-cpu", guest.cpu, "-smp", str(number), "-m", f"{guest.memory}M"]
-        if not unequal:
+        if not unequal and not guest.nodes:
             return command
-        (guest.out / "dtb").write_bytes(clusters.device_tree(command, unequal))
+        (guest.out / "dtb").write_bytes(clusters.device_tree(command, unequal, guest.nodes))
         return [*command, "-dtb", "dtb"]
     except FileNotFoundError as missing:
         raise Absent(f"no {missing.filename}: scripts/setup.sh installs it") from missing
@@ -243,6 +246,7 @@ def command_line(guest, first_files):
         *machine(guest, path),
         *speed,
         *network(guest),
+        *(word for at, file in guest.loads.items() for word in ("-device", f"loader,addr={at:#x},file={file},force-raw=on")),
         *("-display", "none", "-monitor", "none", "-serial", "file:console.txt", "-no-reboot"),
         *("-semihosting-config", "enable=on,userspace=on,target=native"),
         *("-kernel", str(image(guest.kernel)), "-initrd", first_files),

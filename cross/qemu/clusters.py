@@ -80,18 +80,22 @@ def node(clusters):
     return "\n".join(["cpus { #size-cells = <0>; #address-cells = <1>;", map_, *cores, "};", *tables])
 
 
-def device_tree(machine, clusters):
-    """The blob. `machine`: QEMU's command with machine, processor, number of CPUs and memory, as the guest will have
-    them. Raises OSError if dtc is missing, CalledProcessError if QEMU or dtc fails."""
+def device_tree(machine, clusters, nodes=""):
+    """The blob, with these clusters if there are any, and with more nodes. `machine`: QEMU's command with machine,
+    processor, number of CPUs and memory, as the guest will have them. Raises OSError if dtc is missing,
+    CalledProcessError if QEMU or dtc fails."""
     with tempfile.TemporaryDirectory() as work:
         blob = Path(work, "dtb")
         at = machine.index("-M") + 1
         command = [*machine[:at], f"{machine[at]},dumpdtb={blob}", *machine[at + 1 :], "-nic", "none", "-display", "none"]
         subprocess.run(command, check=True, capture_output=True)
         text = dtc("dtb", "dts", blob.read_bytes()).decode()
-    begin = text.index("\tcpus {")
-    end = text.index("\n\t};", begin) + len("\n\t};")
-    return dtc("dts", "dtb", (text[:begin] + node(clusters) + text[end:]).encode())
+    if clusters:
+        begin = text.index("\tcpus {")
+        end = text.index("\n\t};", begin) + len("\n\t};")
+        text = text[:begin] + node(clusters) + text[end:]
+    end = text.rindex("};")
+    return dtc("dts", "dtb", f"{text[:end]}{nodes}\n}};".encode())
 
 
 def dtc(have, want, data):

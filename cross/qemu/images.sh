@@ -16,7 +16,8 @@ cache=${XDG_CACHE_HOME:-$HOME/.cache}/profinfer/qemu
 all="busybox 5.10 6.1 6.12 7.2 llama systemd dropbear 5.10-nobtf 5.10-nobpf"
 # What checks load, and what that depends on: all of a kernel's modules take hundreds of megabytes. A kernel fetched
 # with another list is fetched again.
-modules="cpufreq-dt virtio virtio_ring virtio_mmio virtio_net net_failover failover"
+modules="cpufreq-dt virtio virtio_ring virtio_mmio virtio_net net_failover failover
+    drm drm_kms_helper drm_shmem_helper drm_exec gpu-sched panfrost v3d"
 
 die() { echo "cross/qemu/images.sh: $*" >&2; exit 1; }
 say() { echo "cross/qemu/images.sh: $*" >&2; }

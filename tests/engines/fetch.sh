@@ -16,6 +16,7 @@ b4753|npm|@node-llama-cpp/linux-x64|3.6.0|a0b520ae0ca97facb19c63e2634e983f319acd
 b8121|npm|@node-llama-cpp/linux-x64|3.16.2|1af355c655ee313a3d17a5de295e2155145c3e9538baf1d8e78380974ff7f8b2
 v0.5.0|npm|@node-llama-cpp/linux-x64|3.22.1|0d953e1503d5ab4608d8ed5b739132308c81ac05ffeb760d2a7f30e08a9f90e0
 vulkan-b3889|npm|@node-llama-cpp/linux-x64-vulkan|3.1.1|278c5b348bb553ed9066065b1cf8fa7e9d2025110c4a32742335a21d5d68fb78
+vulkan-b4600|npm|@node-llama-cpp/linux-x64-vulkan|3.5.0|36d80ba51223f39a04a48ff4dfc7dbcb58be776096bc1a20484c8e9265617104
 vulkan-b5640|npm|@node-llama-cpp/linux-x64-vulkan|3.10.0|69d79272fa999ebf6a7a64075833b7bbf452e077f9f7810d9edbda4b418dbadb
 vulkan-b7347|npm|@node-llama-cpp/linux-x64-vulkan|3.14.5|bb09ff8c87e9c2aaf83ee547738efa110c22f3f868a5ccb9f0a2e49a70860251
 vulkan-b8390|npm|@node-llama-cpp/linux-x64-vulkan|3.18.1|9d8e0453cbd77cc19016d19feeae61bbb277543ae9f6076589dd79751a8b85a9

@@ -98,12 +98,15 @@ static int right(struct place *p, uint64_t all_steps) {
     return all_right(values, all_steps);
 }
 
-static uint64_t device_ns(cl_event event) {
-    cl_ulong started, ended;
+static uint64_t time_of(cl_event event, cl_profiling_info what) {
+    cl_ulong time;
 
-    OK(clGetEventProfilingInfo(event, CL_PROFILING_COMMAND_START, sizeof(started), &started, NULL));
-    OK(clGetEventProfilingInfo(event, CL_PROFILING_COMMAND_END, sizeof(ended), &ended, NULL));
-    return ended - started;
+    OK(clGetEventProfilingInfo(event, what, sizeof(time), &time, NULL));
+    return time;
+}
+
+static uint64_t device_ns(cl_event event) {
+    return time_of(event, CL_PROFILING_COMMAND_END) - time_of(event, CL_PROFILING_COMMAND_START);
 }
 
 /* One kernel again and again, on a queue that has profiling already. */
@@ -117,6 +120,8 @@ static void repeat(struct done *d) {
     for (unsigned i = 0; i < kernels; i++) events[i] = enqueue(p.queue, p.kernel, NULL, 1);
     OK(clFinish(p.queue));
     d->end = now();
+    d->span_ns = time_of(events[kernels - 1], CL_PROFILING_COMMAND_END) -
+                 time_of(events[0], CL_PROFILING_COMMAND_START);
     for (unsigned i = 0; i < kernels; i++) {
         d->device_ns += device_ns(events[i]);
         OK(clReleaseEvent(events[i]));

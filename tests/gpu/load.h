@@ -25,6 +25,7 @@ struct done {
     unsigned others;    /* executed before it */
     unsigned failed;    /* that have no times, by design of the scenario */
     uint64_t device_ns; /* of the batch, by the program's own profiling; 0: it has none */
+    uint64_t span_ns;   /* by the same, from the start of its first kernel to the end of its last */
     uint64_t begin, end;
     int right; /* every result is as computed by the host */
 };
@@ -64,8 +65,10 @@ static inline int all_right(const uint32_t *values, uint64_t steps) {
 }
 
 static inline int answer(const struct done *d) {
-    printf("{\"scenario\": \"%s\", \"kernels\": %u, \"others\": %u, \"failed\": %u, \"device_ns\": %llu, ",
-           d->scenario, d->kernels, d->others, d->failed, (unsigned long long)d->device_ns);
+    printf("{\"scenario\": \"%s\", \"kernels\": %u, \"others\": %u, \"failed\": %u, ", d->scenario,
+           d->kernels, d->others, d->failed);
+    printf("\"device_ns\": %llu, \"span_ns\": %llu, ", (unsigned long long)d->device_ns,
+           (unsigned long long)d->span_ns);
     printf("\"begin\": %llu, \"end\": %llu, \"right\": %s}\n", (unsigned long long)d->begin,
            (unsigned long long)d->end, d->right ? "true" : "false");
     return d->right ? 0 : 1;

@@ -160,7 +160,7 @@ static struct place place(void) {
                                     .flags = VK_COMMAND_POOL_CREATE_RESET_COMMAND_BUFFER_BIT};
     VkQueryPoolCreateInfo stamps = {.sType = VK_STRUCTURE_TYPE_QUERY_POOL_CREATE_INFO,
                                     .queryType = VK_QUERY_TYPE_TIMESTAMP,
-                                    .queryCount = 2};
+                                    .queryCount = 2 * MOST};
     VkFenceCreateInfo fence = {.sType = VK_STRUCTURE_TYPE_FENCE_CREATE_INFO};
 
     open_device(&p);
@@ -212,6 +212,16 @@ static void barrier(VkCommandBuffer b) {
 static void dispatches(VkCommandBuffer b, unsigned n) {
     for (unsigned i = 0; i < n; i++) {
         vkCmdDispatch(b, GROUPS, 1, 1);
+        barrier(b);
+    }
+}
+
+/* The same, with two timestamps around each. */
+static void stamped_dispatches(struct place *p, VkCommandBuffer b, unsigned first, unsigned n) {
+    for (unsigned i = first; i < first + n; i++) {
+        vkCmdWriteTimestamp(b, VK_PIPELINE_STAGE_TOP_OF_PIPE_BIT, p->stamps, 2 * i);
+        vkCmdDispatch(b, GROUPS, 1, 1);
+        vkCmdWriteTimestamp(b, VK_PIPELINE_STAGE_BOTTOM_OF_PIPE_BIT, p->stamps, 2 * i + 1);
         barrier(b);
     }
 }
@@ -277,7 +287,34 @@ static void repeat(struct done *d) {
     struct done before;
 
     batch(&p, d->others = WARM_UP, &before);
-    d->device_ns = batch(&p, kernels, d);
+    d->span_ns = d->device_ns = batch(&p, kernels, d);
+    d->right = right(&p, (uint64_t)(kernels + WARM_UP) * steps);
+}
+
+/* The same without a layer: what the program itself would measure of each. */
+static void stamped(struct done *d) {
+    struct place p = place();
+    static uint64_t stamps[2 * MOST];
+    unsigned used = 0;
+    struct done before;
+
+    batch(&p, d->others = WARM_UP, &before);
+    for (unsigned first = 0; first < kernels; first += IN_A_BUFFER, used++) {
+        VkCommandBuffer b = p.buffers[used];
+
+        begin(&p, b, ONCE);
+        if (!used) vkCmdResetQueryPool(b, p.stamps, 0, 2 * kernels);
+        stamped_dispatches(&p, b, first, kernels - first < IN_A_BUFFER ? kernels - first : IN_A_BUFFER);
+        OK(vkEndCommandBuffer(b));
+    }
+    d->begin = now();
+    submit_and_wait(&p, used, p.buffers);
+    d->end = now();
+    OK(vkGetQueryPoolResults(p.device, p.stamps, 0, 2 * kernels, sizeof(stamps), stamps, 8,
+                             VK_QUERY_RESULT_64_BIT));
+    for (unsigned i = 0; i < kernels; i++)
+        d->device_ns += (uint64_t)((double)(stamps[2 * i + 1] - stamps[2 * i]) * p.period);
+    d->span_ns = (uint64_t)((double)(stamps[2 * kernels - 1] - stamps[0]) * p.period);
     d->right = right(&p, (uint64_t)(kernels + WARM_UP) * steps);
 }
 
@@ -470,12 +507,11 @@ static int calibrate(double microseconds) {
 }
 
 static const struct scenario SCENARIOS[] = {
-    {"repeat", repeat},   {"resubmitted", resubmitted},
-    {"shared", shared},   {"overlapping", overlapping},
-    {"reset", reset},     {"many", many},
-    {"lengthy", lengthy}, {"secondary", secondary},
-    {"lost", lost},       {"indirect", indirect},
-    {"threads", threads}, {"patient", patient},
+    {"repeat", repeat},   {"stamped", stamped},         {"resubmitted", resubmitted},
+    {"shared", shared},   {"overlapping", overlapping}, {"reset", reset},
+    {"many", many},       {"lengthy", lengthy},         {"secondary", secondary},
+    {"lost", lost},       {"indirect", indirect},       {"threads", threads},
+    {"patient", patient},
 };
 
 int main(int argc, char **argv) {

@@ -4,7 +4,7 @@ llama-server from Debian (tests/server/setup.sh), with 1, 4 and 8 slots, prompts
 off, and a draft model. Numbers of tokens must be equal, times within 2 %. The same for the requests that `top` shows.
 
 usage: requests.py [--keep DIR] [--only NAME] [--profinfer FILE] [--root DIR]
-Needs root and BPF. Exits 77 with "skipped: why" where the server cannot be had, unless PROFINFER_REQUIRE=1.
+Needs root and BPF. Exits 77 with "skipped: why" where the server cannot be had, unless PROFINFER_REQUIRE=1 or CI=true.
 """
 
 import argparse
@@ -21,25 +21,14 @@ import tempfile
 import time
 import urllib.request
 
-HERE = os.path.dirname(os.path.abspath(__file__))
-TOP = os.path.dirname(os.path.dirname(HERE))
+from debian import TOP, Failure, Root, sh, skipped
+
 # Of each time, and a little for what the server does around a call.
 TOLERANCE, SLACK_MS = 0.02, 3.0
 
 
 # The models are random, so which tokens are accepted is made up by the server: two and a half a draft on average.
 DRAFTS = ["-md", "/models/draft.gguf", "--spec-type", "draft-simple", "--spec-draft-n-max", "6", "--spec-synth-len", "2.5"]
-
-
-class Failure(Exception):
-    pass
-
-
-def sh(args, **more):
-    done = subprocess.run(args, capture_output=True, text=True, **more)
-    if done.returncode:
-        raise Failure(f"{' '.join(map(str, args))}: exit {done.returncode}\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
-    return done.stdout
 
 
 def free_port():
@@ -59,10 +48,10 @@ class Server:
     """llama-server in its root, recorded from its start, or watched by `top` from its start."""
 
     def __init__(self, bed, name, slots, more=(), watched=False):
-        self.bed, self.port, self.trace = bed, free_port(), os.path.join(bed.dir, f"{name}-{os.getpid()}.pfi")
-        self.log = open(os.path.join(bed.dir, f"{name}.log"), "w")
-        engine = ["chroot", bed.root, "/usr/bin/llama-server", "-m", "/models/target.gguf", "--host", "127.0.0.1", "--port",
-                  str(self.port), "-np", str(slots), "-c", str(2048 * slots), "-t", "2", "--no-webui", *more]
+        self.bed, self.port, self.trace = bed, free_port(), os.path.join(bed.out, f"{name}-{os.getpid()}.pfi")
+        self.log = open(os.path.join(bed.out, f"{name}.log"), "w")
+        engine = bed.command("/usr/bin/llama-server", "-m", "/models/target.gguf", "--host", "127.0.0.1", "--port",
+                             str(self.port), "-np", str(slots), "-c", str(2048 * slots), "-t", "2", "--no-webui", *more)
         how = ["top", "--json", "--interval", "100ms"] if watched else ["record", "-o", self.trace]
         self.process = subprocess.Popen(
             [bed.profinfer, *how, "--level", "token", "--", *engine], stdout=self.log,
@@ -96,32 +85,6 @@ class Server:
         self.stop()
         with open(self.log.name) as log:
             return [json.loads(line) for line in log if line.startswith("{")]
-
-
-class Bed:
-    def __init__(self, args, directory):
-        self.dir, self.profinfer = directory, args.profinfer
-        self.root = args.root or sh([os.path.join(HERE, "setup.sh")]).strip().splitlines()[-1]
-        models = os.path.join(self.root, "models")
-        os.makedirs(models, exist_ok=True)
-        self.runner = os.path.join(os.path.dirname(args.profinfer), "ggml-runner")
-        # A draft model has the vocabulary of the target.
-        for name, seed in (("target", "42"), ("draft", "7")):
-            path = os.path.join(models, f"{name}.gguf")
-            if not os.path.exists(path):
-                sh([self.runner, "synth", "llama1b-L4", path + ".part", "--type", "q4_0", "--seed", seed, "--force"])
-                os.replace(path + ".part", path)
-        self.mounts = []
-        for what in ("proc", "sys", "dev"):
-            at = os.path.join(self.root, what)
-            if not os.path.ismount(at):
-                sh(["mount", "--rbind", f"/{what}", at])
-                sh(["mount", "--make-rslave", at])
-                self.mounts.append(at)
-
-    def close(self):
-        for at in reversed(self.mounts):
-            subprocess.run(["umount", "-l", at], check=False)
 
 
 def complete(port, prompt, tokens, cache, **more):
@@ -301,12 +264,15 @@ def main():
     directory = args.keep or tempfile.mkdtemp(prefix="profinfer-server-")
     os.makedirs(directory, exist_ok=True)
     try:
-        bed = Bed(args, directory)
+        bed = Root("server", args.profinfer, args.root)
     except Failure as why:
-        print(f"skipped: {why}")
-        return 1 if os.environ.get("PROFINFER_REQUIRE") == "1" else 77
+        return skipped(why)
+    bed.out = directory
     failed = 0
     try:
+        # A draft model has the vocabulary of the target.
+        for name, seed in (("target", "42"), ("draft", "7")):
+            bed.model(name, "llama1b-L4", seed)
         for name, check in CHECKS.items():
             if args.only in (None, name):
                 try:
@@ -315,7 +281,6 @@ def main():
                     failed += 1
                     print(f"  {name}: FAILED\n{why}", flush=True)
     finally:
-        bed.close()
         if not args.keep:
             shutil.rmtree(directory, ignore_errors=True)
     return 1 if failed else 0

@@ -1,0 +1,63 @@
+"""Debian's llama.cpp in its own root directory (setup.sh), as tests use it."""
+
+import os
+import shutil
+import subprocess
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+TOP = os.path.dirname(os.path.dirname(HERE))
+
+
+class Failure(Exception):
+    pass
+
+
+def sh(args, **more):
+    done = subprocess.run(args, capture_output=True, text=True, **more)
+    if done.returncode:
+        raise Failure(f"{' '.join(map(str, args))}: exit {done.returncode}\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+    return done.stdout
+
+
+def skipped(why):
+    """Says why a test does not run; its exit status."""
+    print(f"skipped: {why}")
+    return 1 if os.environ.get("PROFINFER_REQUIRE") == "1" or os.environ.get("CI") == "true" else 77
+
+
+# In a namespace of its own, so that nothing stays mounted whatever happens: someone may delete the directory.
+ENTER = """root=$1; shift
+for what in proc sys dev; do mount --rbind /$what "$root/$what" || exit 125; done
+exec chroot "$root" "$@"
+"""
+
+
+class Root:
+    def __init__(self, kind, profinfer, directory=None):
+        self.profinfer = profinfer
+        self.dir = directory or sh([os.path.join(HERE, "setup.sh"), kind]).strip().splitlines()[-1]
+
+    def command(self, *args):
+        """Runs a program of the root directory, with /proc, /sys and /dev of this system."""
+        return ["unshare", "--mount", "sh", "-c", ENTER, "sh", self.dir, *args]
+
+    def path(self, inside):
+        return os.path.join(self.dir, inside.lstrip("/"))
+
+    def model(self, name, preset, seed="42"):
+        """Path, in the root directory, of a generated model."""
+        at = f"/models/{name}.gguf"
+        path = self.path(at)
+        if not os.path.exists(path):
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            runner = os.path.join(os.path.dirname(self.profinfer), "ggml-runner")
+            sh([runner, "synth", preset, path + ".part", "--type", "q4_0", "--seed", seed, "--force"])
+            os.replace(path + ".part", path)
+        return at
+
+    def copy(self, file, inside):
+        os.makedirs(os.path.dirname(self.path(inside)), exist_ok=True)
+        # A program that runs cannot be written to.
+        shutil.copy(file, self.path(inside) + ".part")
+        os.replace(self.path(inside) + ".part", self.path(inside))
+        return inside
