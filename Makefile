@@ -182,7 +182,7 @@ faults: fixtures ## make each system call of recorders and services fail once, o
 
 ##@ Measure
 BENCHES := structure fidelity cost start causes budget size report export diff switches service runner ablation gpu advice predict tune
-.PHONY: $(BENCHES:%=bench-%) bench-arm-cost bench-dataset
+.PHONY: $(BENCHES:%=bench-%) bench-arm-cost bench-arm-instructions bench-dataset
 bench-structure: ## hits and structure compared with the engine's own dump
 bench-fidelity: ## tokens/s and op times compared with the engine's own figures
 bench-cost: ## slowdown of the engine at each level
@@ -210,6 +210,9 @@ $(BENCHES:%=bench-%): bench-%: | setup
 bench-arm-cost: images ## guest instructions per op probe on arm64 kernels 5.10 to 7.2, in QEMU
 	@$(MAKE) --no-print-directory dist TARGETS=aarch64-unknown-linux-musl
 	benches/arm-cost.sh
+bench-arm-instructions: ## instructions of ggml-runner per token on AArch64, under QEMU
+	@$(MAKE) --no-print-directory dist TARGETS=aarch64-unknown-linux-musl
+	benches/arm-instructions.sh
 
 ##@ Tidy
 clean: ## remove build outputs (keeps the cache of engines and models)

@@ -78,11 +78,12 @@ fn a_model_without_a_part_of_the_kernels_gives_the_same_logits() {
     };
     let all = first(Steps::ALL);
     let most = all.iter().map(|v| f32::from_bits(*v).abs()).fold(0.0, f32::max);
-    for part in [Step::Layout, Step::HugePages, Step::Uint4, Step::Prefetch, Step::Attention] {
+    for part in [Step::Layout, Step::HugePages, Step::Uint4, Step::Prefetch, Step::Attention, Step::Halves] {
         for (a, b) in all.iter().zip(first(Steps::ALL.without(part))) {
             let difference = (f32::from_bits(*a) - f32::from_bits(b)).abs();
             // Attention rounds otherwise, and so may an activation that is rounded to 8 bits.
-            let limit = if part == Step::Attention { 0.05 * most } else { 1e-5 * most };
+            let rounds = matches!(part, Step::Attention | Step::Halves);
+            let limit = if rounds { 0.05 * most } else { 1e-5 * most };
             assert!(difference <= limit, "{}: {difference} of {most}", part.name());
         }
     }

@@ -13,11 +13,13 @@ pub struct KernelParts {
     pub prefetch: bool,
     /// Attention uses vector instructions.
     pub attention: bool,
+    /// Attention multiplies f16 values as they are where the processor can.
+    pub halves: bool,
 }
 
 impl Default for KernelParts {
     fn default() -> Self {
-        Self { layout: true, hugepages: true, uint4: true, prefetch: true, attention: true }
+        Self { layout: true, hugepages: true, uint4: true, prefetch: true, attention: true, halves: true }
     }
 }
 

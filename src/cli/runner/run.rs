@@ -80,7 +80,8 @@ const FLAGS: FlagGroup = FlagGroup {
             "ablate",
             "LIST",
             "Switch off parts, to measure what each gains: shapes, fold, cse, dead, fuse, plan (steps that the graph \
-             goes through before it runs); layout, hugepages, uint4 (Q4_0 only), prefetch, attention (of the kernels)",
+             goes through before it runs); layout, hugepages, uint4 (Q4_0 only), prefetch, attention, halves (f16 \
+             products in attention; of the kernels)",
         ),
         Flag::value(
             "graph-dump",
@@ -414,7 +415,7 @@ fn print(
             model: &name,
             arch: model.params.arch.name(),
             weight_bytes: model.weights.bytes,
-            isa: r.chosen.isa.to_string(),
+            isa: model.isa_name(),
             placement: model.weights.placement.to_string(),
             graph: engine.report(),
             prefill,
@@ -434,7 +435,7 @@ fn print(
     writeln!(out, "| {:-<30} | {:->9}: | {:-<10} | {:->6}: | {:->7}: | {:->8}: |", "", "", "", "", "", "")?;
     for Test { kind, n, threads, seconds } in tests.iter().filter(|t| t.n > 0) {
         let (test, t_s) = (format!("{kind}{n}"), rate(*n, *seconds));
-        let isa = r.chosen.isa.name();
+        let isa = model.isa_name();
         writeln!(
             out,
             "| {:<30} | {mib:>6.2} MiB | {isa:<10} | {threads:>7} | {test:>8} | {t_s:>9.2} |",

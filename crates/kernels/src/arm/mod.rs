@@ -4,20 +4,31 @@
 //! Results match the plain kernels bit for bit: integer sums are exact, and blocks are added in the same order
 //! with the same rounding. All variants share one code base: [`machine`] has what differs between instruction
 //! sets, [`types`] what differs between weight types; [`panel`] arranges weights and activations in the order
-//! that the innermost loops in [`tile`] read.
+//! that the innermost loops in [`tile`] and [`wide`] read.
 
 mod machine;
 mod panel;
 mod tile;
 mod types;
+mod wide;
 
 use super::isa::Isa;
 use super::matmul::MatmulJob;
+use super::reading::{Cache, Reading};
 use super::recipe::Recipe;
 use crate::quant::TensorType;
 use machine::{ArmIsa, Baseline, Dot, I8mm};
-use panel::Kernel;
+use panel::{Kernel, Wide};
 use types::{PackedType, Q4_0, Q4_1, Q4K, Q6K, Q8_0};
+
+/// Ways to read weights for one token: processors differ in what they prefetch by themselves.
+const READINGS: &[Reading] = &[
+    Reading::PLAIN,
+    Reading { streams: 1, distance: 1024, into: Cache::L1 },
+    Reading { streams: 1, distance: 2048, into: Cache::L1 },
+    Reading { streams: 1, distance: 4096, into: Cache::L1 },
+    Reading { streams: 1, distance: 8192, into: Cache::L1 },
+];
 
 /// The recipe of each type.
 struct Recipes {
@@ -39,8 +50,13 @@ const fn kernel<M: ArmIsa, T: PackedType>() -> Kernel {
             if M::LEAST == 2 { tile::multiply::<M, T, 2> } else { tile::multiply::<M, T, 4> },
             tile::multiply::<M, T, 4>,
             tile::multiply::<M, T, 8>,
-            tile::multiply::<M, T, 16>,
+            if wide::widens::<M, T>() { wide::multiply::<M, T> } else { tile::multiply::<M, T, 16> },
         ],
+        wide: if wide::widens::<M, T>() {
+            Some(Wide { block_bytes: wide::wide_block_bytes::<M, T>(), widen: wide::widen::<M, T> })
+        } else {
+            None
+        },
     }
 }
 
@@ -55,8 +71,8 @@ const fn recipe<M: ArmIsa, T: PackedType>() -> Recipe {
         tile: Some((panel::TOKENS, panel::ROWS)),
         panel_bytes: panel::panel_bytes::<T>,
         pack: Some(panel::pack::<M, T>),
-        scratch_bytes: panel::scratch_bytes::<T>,
-        readings: &[],
+        scratch_bytes: panel::scratch_bytes::<M, T>,
+        readings: READINGS,
         run: run::<M, T>,
     }
 }

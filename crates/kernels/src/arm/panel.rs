@@ -5,12 +5,14 @@
 //! after those of another. Registers of nibbles hold an even step in the low nibbles and the following odd step
 //! in the high nibbles.
 //!
-//! Activations: tiles of 1, 2, 4 or 8 tokens. A block has the scale of each token, then for each part one number
-//! per token ([`PackedType::extra`]) and the quants in stretches: for each step, token by token, its columns. Per-token
-//! lists have at least four entries.
+//! Activations: tiles of 1, 2, 4 or 8 tokens. A block has the scale of each token, then for each part, if the type
+//! needs it, one number per token ([`PackedType::extra`]), and the quants in stretches: for each step, token by token,
+//! its columns. Per-token lists have at least four entries. If parts have minima, a stretch follows for them: its first
+//! 8 columns have the numbers of the parts, divided by 128, the others what remains.
 
 use super::machine::ArmIsa;
 use super::types::{Activations, PackedType, block_bytes};
+use super::wide::{wide_block_bytes, widens};
 use crate::format::view;
 use crate::matmul::MatmulJob;
 use crate::quant::TensorType;
@@ -40,6 +42,17 @@ pub(super) struct Kernel {
     pub pack_tile: fn(&MatmulJob<'_>, Tile, &mut [u8]),
     /// Multiplies a panel with a tile of 1, 2, 4 or 8 tokens.
     pub multiply: [Multiply; 4],
+    /// What the last of these multiplies, if not the panel itself.
+    pub wide: Option<Wide>,
+}
+
+/// How a panel is widened for tiles of 8 tokens.
+#[derive(Clone, Copy)]
+pub(super) struct Wide {
+    /// Bytes of a block of a wide panel.
+    pub block_bytes: usize,
+    /// Widens a panel.
+    pub widen: fn(&[u8], &mut [u8]),
 }
 
 /// Row, first token and number of tokens of a panel and a tile.
@@ -74,6 +87,13 @@ fn interleave(run: usize, quant: impl Fn(usize, usize) -> u8) -> [[u8; 16]; 8] {
     registers
 }
 
+/// Position of a row's column in the registers of a stretch.
+pub(super) fn place(run: usize, row: usize, column: usize) -> usize {
+    let in_register = 16 / run;
+    let register = column / run * (ROWS / in_register) + row / in_register;
+    register * 16 + row % in_register * run + column % run
+}
+
 /// A panel from its rows as stored in the file. Missing rows stay zero.
 pub(super) fn pack<M: ArmIsa, T: PackedType>(source: &[u8], row_bytes: usize, panel: &mut [u8]) {
     pack_type::<T>(source, row_bytes, panel, 16 / M::ROWS);
@@ -87,7 +107,7 @@ fn pack_type<T: PackedType>(source: &[u8], row_bytes: usize, panel: &mut [u8], r
         let of_row =
             |row: usize| source.get(row * row_bytes + b * bytes..).and_then(|rest| rest.get(..bytes));
         for (row, source) in (0..ROWS).filter_map(|row| Some((row, of_row(row)?))) {
-            T::head(source, row, head);
+            T::head(source, row, head, run);
         }
         for (stretch, out) in quants.chunks_exact_mut(T::STRETCH_BYTES).enumerate() {
             let quant =
@@ -107,48 +127,90 @@ pub(super) const fn list(tokens: usize) -> usize {
     if tokens < 4 { 4 } else { tokens }
 }
 
-/// Bytes of a block of a tile.
-pub(super) const fn tile_block_bytes<T: PackedType>(tokens: usize) -> usize {
-    4 * list(tokens) + T::BLOCK / T::PART * 4 * list(tokens) + T::BLOCK * tokens
+/// Bytes of a part's list of [`PackedType::extra`].
+pub(super) const fn extra_bytes<T: PackedType>(tokens: usize) -> usize {
+    if T::LISTS { 4 * list(tokens) } else { 0 }
 }
 
-/// Scratch memory of a product.
-pub(super) fn scratch_bytes<T: PackedType>(cols: usize, tokens: usize) -> usize {
-    tokens.min(TURN).div_ceil(TOKENS) * (cols / T::BLOCK * tile_block_bytes::<T>(TOKENS))
+/// Bytes of a block of a tile.
+pub(super) const fn tile_block_bytes<T: PackedType>(tokens: usize) -> usize {
+    let minima = if T::MINIMA { STRETCH * tokens } else { 0 };
+    4 * list(tokens) + T::BLOCK / T::PART * extra_bytes::<T>(tokens) + T::BLOCK * tokens + minima
+}
+
+/// Scratch memory of a product: tiles, then a wide panel.
+pub(super) fn scratch_bytes<M: ArmIsa, T: PackedType>(cols: usize, tokens: usize) -> usize {
+    let wide = if widens::<M, T>() && tokens > TOKENS / 2 { wide_block_bytes::<M, T>() } else { 0 };
+    let tiles = tokens.min(TURN).div_ceil(TOKENS) * tile_block_bytes::<T>(TOKENS);
+    cols / T::BLOCK * (tiles + wide)
 }
 
 /// One tile from prepared rows.
 pub(super) fn pack_tile<T: PackedType>(job: &MatmulJob<'_>, at: Tile, tile: &mut [u8]) {
-    pack_acts(job, at, tile, T::PART, T::extra);
+    let order = Order {
+        part_columns: T::PART,
+        extra_bytes: extra_bytes::<T>(at.tokens),
+        block_bytes: tile_block_bytes::<T>(at.tokens),
+        extra: T::extra,
+    };
+    pack_acts(job, at, tile, order);
+}
+
+/// The order of a tile's block.
+struct Order<A> {
+    part_columns: usize,
+    extra_bytes: usize,
+    block_bytes: usize,
+    extra: fn(&A, usize) -> u32,
 }
 
 #[inline(never)]
-fn pack_acts<A: Activations>(
-    job: &MatmulJob<'_>,
-    at: Tile,
-    tile: &mut [u8],
-    part_columns: usize,
-    extra: fn(&A, usize) -> u32,
-) {
-    let Tile { first, count, tokens, run } = at;
-    let list = 4 * list(tokens);
-    let part_bytes = list + part_columns * tokens;
-    let block_bytes = list + A::COLUMNS / part_columns * part_bytes;
+fn pack_acts<A: Activations>(job: &MatmulJob<'_>, at: Tile, tile: &mut [u8], order: Order<A>) {
+    let Tile { first, count, tokens, .. } = at;
+    let (list, parts) = (4 * list(tokens), A::COLUMNS / order.part_columns);
+    let part_bytes = order.extra_bytes + order.part_columns * tokens;
     tile.fill(0);
     for token in 0..count {
-        for (block, acts) in tile.chunks_exact_mut(block_bytes).zip(view::<A>(job.act(first + token))) {
-            let (scales, parts) = block.split_at_mut(list);
+        let blocks = tile.chunks_exact_mut(order.block_bytes);
+        for (block, acts) in blocks.zip(view::<A>(job.act(first + token))) {
+            let (scales, rest) = block.split_at_mut(list);
+            let (quants, minima) = rest.split_at_mut(parts * part_bytes);
             scales[4 * token..][..4].copy_from_slice(&acts.scale().to_ne_bytes());
-            for (p, part) in parts.chunks_exact_mut(part_bytes).enumerate() {
-                let (extras, quants) = part.split_at_mut(list);
-                extras[4 * token..][..4].copy_from_slice(&extra(acts, p).to_ne_bytes());
-                let from = acts.quants()[p * part_columns..][..part_columns].chunks_exact(run);
-                for (to, from) in quants.chunks_exact_mut(run).skip(token).step_by(tokens).zip(from) {
-                    for (to, from) in to.iter_mut().zip(from) {
-                        *to = from.cast_unsigned();
-                    }
+            for (p, part) in quants.chunks_exact_mut(part_bytes).enumerate() {
+                let (extras, quants) = part.split_at_mut(order.extra_bytes);
+                if let Some(extra) = extras.get_mut(4 * token..4 * token + 4) {
+                    extra.copy_from_slice(&(order.extra)(acts, p).to_ne_bytes());
                 }
+                pack_columns(
+                    at,
+                    token,
+                    &acts.quants()[p * order.part_columns..][..order.part_columns],
+                    quants,
+                );
             }
+            if !minima.is_empty() {
+                let mut columns = [0; STRETCH];
+                for p in 0..parts {
+                    (columns[p], columns[STRETCH / 2 + p]) = split((order.extra)(acts, p).cast_signed());
+                }
+                pack_columns(at, token, &columns, minima);
+            }
+        }
+    }
+}
+
+/// A sum of 32 quants as a multiple of 128 and what remains.
+fn split(sum: i32) -> (i8, i8) {
+    let rest = ((sum + 64) & 127) - 64;
+    (((sum - rest) >> 7) as i8, rest as i8)
+}
+
+/// A token's columns.
+fn pack_columns(at: Tile, token: usize, from: &[i8], to: &mut [u8]) {
+    let places = to.chunks_exact_mut(at.run).skip(token).step_by(at.tokens);
+    for (to, from) in places.zip(from.chunks_exact(at.run)) {
+        for (to, from) in to.iter_mut().zip(from) {
+            *to = from.cast_unsigned();
         }
     }
 }
@@ -171,14 +233,23 @@ pub(super) fn run(job: &MatmulJob<'_>, scratch: &mut [u8], kernel: &Kernel) {
                 (first + at, tokens, start..start + tile_bytes(size(tokens)))
             })
         };
+        let (packed, rest) = scratch.split_at_mut(count.div_ceil(TOKENS) * tile_bytes(3));
         for (first, count, place) in tiles() {
             let tile = Tile { first, count, tokens: 1 << size(count), run: kernel.run };
-            (kernel.pack_tile)(job, tile, &mut scratch[place]);
+            (kernel.pack_tile)(job, tile, &mut packed[place]);
         }
+        let wide = kernel.wide.filter(|_| size(count.min(TOKENS)) == 3);
         for row in job.rows.clone().step_by(ROWS) {
             let panel = job.panel(row / ROWS);
+            let widened = wide.map_or(panel, |wide| {
+                let to = &mut rest[..blocks * wide.block_bytes];
+                (wide.widen)(panel, to);
+                to
+            });
             for (token, tokens, place) in tiles() {
-                kernel.multiply[size(tokens)](job, panel, &scratch[place], PanelPlace { row, token, tokens });
+                let (size, at) = (size(tokens), PanelPlace { row, token, tokens });
+                let panel = if size == 3 { widened } else { panel };
+                kernel.multiply[size](job, panel, &packed[place], at);
             }
         }
     }

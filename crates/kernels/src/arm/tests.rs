@@ -69,8 +69,16 @@ impl Case {
     /// The results of all rows of all tokens, -7 where nothing was written, computed in ranges of
     /// `groups_at_a_time` groups.
     fn run(&self, isa: Isa, groups_at_a_time: usize) -> Vec<u32> {
-        let matrix = Matrix::new(self.ty, self.rows, self.cols, MatrixPlacement::Packed(&self.weights), isa)
-            .expect("sizes fit and the instructions are there");
+        self.multiply(&self.matrix(isa), groups_at_a_time)
+    }
+
+    fn matrix(&self, isa: Isa) -> Matrix {
+        Matrix::new(self.ty, self.rows, self.cols, MatrixPlacement::Packed(&self.weights), isa)
+            .expect("sizes fit and the instructions are there")
+    }
+
+    fn multiply(&self, matrix: &Matrix, groups_at_a_time: usize) -> Vec<u32> {
+        let isa = matrix.isa();
         let count = self.acts.len() / self.cols;
         let row_bytes = prepared_row_bytes(matrix.format(), self.cols);
         let mut prepared = vec![0u32; count * row_bytes / 4];
@@ -87,7 +95,7 @@ impl Case {
         let step = groups_at_a_time * matrix.group();
         for start in (0..self.rows).step_by(step) {
             let rows = start..self.rows.min(start + step);
-            matmul(&matrix, &Acts::new(prepared, row_bytes, index), rows, &to, &mut scratch);
+            matmul(matrix, &Acts::new(prepared, row_bytes, index), rows, &to, &mut scratch);
         }
         out.iter().map(|v| v.to_bits()).collect()
     }
@@ -119,6 +127,25 @@ fn the_same_bits_as_the_plain_kernels() {
             let wrong = got.iter().zip(&expected).filter(|(g, e)| g != e).count();
             let Case { ty, rows, cols, tokens, .. } = &case;
             assert_eq!(wrong, 0, "{isa}, {ty:?} {rows}x{cols}, {} tokens: of {}", tokens.len(), got.len());
+        }
+    }
+}
+
+#[test]
+fn every_way_to_read_gives_the_same_bits() {
+    let mut random = Random(3);
+    for ty in TYPES {
+        let mut case = Case::new(ty, 19, 2, 2, &mut random);
+        case.tokens = vec![1];
+        for isa in ours() {
+            let matrix = case.matrix(isa);
+            let expected = case.multiply(&matrix, 1);
+            assert!(matrix.readings().len() > 1 && matrix.reading().distance == 0, "{isa}, {ty:?}");
+            for reading in matrix.readings() {
+                matrix.set_reading(*reading);
+                assert_eq!(matrix.reading(), *reading);
+                assert_eq!(case.multiply(&matrix, 1), expected, "{isa}, {ty:?}, {reading}");
+            }
         }
     }
 }

@@ -7,10 +7,14 @@
 use std::arch::aarch64::*;
 use std::hint::black_box;
 
-use super::machine::{ArmIsa, from_halves};
-use super::panel::{PanelPlace, ROWS, STRETCH, list, tile_block_bytes};
+use super::machine::{ArmIsa, from_halves, from_high_halves};
+use super::panel::{PanelPlace, ROWS, STRETCH, extra_bytes, list, tile_block_bytes};
 use super::types::{PackedType, block_bytes};
 use crate::matmul::MatmulJob;
+use crate::simd::Simd;
+use crate::simd::neon::Neon;
+
+const CACHE_LINE: usize = 64;
 
 /// Eight values, one per row.
 type RowVector = [uint32x4_t; 2];
@@ -24,15 +28,26 @@ pub(super) fn multiply<M: ArmIsa, T: PackedType, const N: usize>(
 ) {
     let blocks = job.matrix.cols() / T::BLOCK;
     assert!(w.len() >= blocks * block_bytes::<T>() && a.len() >= blocks * tile_block_bytes::<T>(N / 2));
-    // Kept as a loop: if unrolled, a block's sums are moved around between registers.
-    let stretches = black_box(T::PART / STRETCH);
+    // Kept as a loop for many tokens: if unrolled, a block's sums are moved around between registers.
+    let stretches = if N < 16 { T::PART / STRETCH } else { black_box(T::PART / STRETCH) };
+    let ahead = if N == M::LEAST { job.matrix.reading().distance } else { 0 };
     // SAFETY: sizes were checked above; the matrix was made for an available machine.
-    let totals = unsafe { dot::<M, T, N>(w.as_ptr(), a.as_ptr(), blocks, stretches) };
+    let totals = unsafe {
+        if ahead > 0 {
+            dot::<M, T, N, true>(w.as_ptr(), a.as_ptr(), blocks, (stretches, ahead))
+        } else {
+            dot::<M, T, N, false>(w.as_ptr(), a.as_ptr(), blocks, (stretches, 0))
+        }
+    };
     write::<M, N>(job, &totals, at);
 }
 
 #[inline(never)]
-fn write<M: ArmIsa, const N: usize>(job: &MatmulJob<'_>, totals: &[float32x4_t; N], at: PanelPlace) {
+pub(super) fn write<M: ArmIsa, const N: usize>(
+    job: &MatmulJob<'_>,
+    totals: &[float32x4_t; N],
+    at: PanelPlace,
+) {
     let rows = job.rows.end - at.row;
     for t in 0..at.tokens.min(N / 2) {
         let [low, high] = M::rows_of(totals, t);
@@ -54,18 +69,18 @@ fn write<M: ArmIsa, const N: usize>(job: &MatmulJob<'_>, totals: &[float32x4_t; 
 
 /// Eight f16 values.
 #[inline(always)]
-unsafe fn halves(at: *const u8) -> RowVector {
+pub(super) unsafe fn halves(at: *const u8) -> RowVector {
     // SAFETY: the caller guarantees 16 bytes there.
     unsafe {
         let all = vld1q_u16(at.cast());
-        let (low, high) = (from_halves(vget_low_u16(all)), from_halves(vget_high_u16(all)));
+        let (low, high) = (from_halves(vget_low_u16(all)), from_high_halves(all));
         [vreinterpretq_u32_f32(low), vreinterpretq_u32_f32(high)]
     }
 }
 
 /// Eight sign-extended bytes: scales of Q6_K are signed, those of Q4_K need only 6 bits.
 #[inline(always)]
-unsafe fn bytes(at: *const u8) -> RowVector {
+pub(super) unsafe fn bytes(at: *const u8) -> RowVector {
     // SAFETY: the caller guarantees 8 bytes there.
     unsafe {
         let all = vmovl_s8(vld1_s8(at.cast()));
@@ -93,7 +108,7 @@ unsafe fn each<M: ArmIsa, const N: usize>(
 
 /// totals += sums · (scale of the rows · scale of the tokens), fused.
 #[inline(always)]
-unsafe fn scale<M: ArmIsa, const N: usize>(
+pub(super) unsafe fn scale<M: ArmIsa, const N: usize>(
     totals: &mut [float32x4_t; N],
     sums: &[int32x4_t; N],
     rows: RowVector,
@@ -108,11 +123,23 @@ unsafe fn scale<M: ArmIsa, const N: usize>(
     }
 }
 
-/// Location of a part's activations, and its number of stretches.
+/// Location of a part's activations, its number of stretches, and how far ahead its weights are prefetched.
 #[derive(Clone, Copy)]
 struct PartActivations {
     extra: *const u8,
     stretches: usize,
+    ahead: usize,
+}
+
+/// Prefetches a part's quants, and the head of a block that has no other part.
+#[inline(always)]
+fn prefetch<T: PackedType>(w: *const u8, ahead: usize) {
+    let head = if T::PART == T::BLOCK { T::HEAD_BYTES } else { 0 };
+    let bytes = head + T::PART / STRETCH * T::STRETCH_BYTES;
+    for line in (0..bytes).step_by(CACHE_LINE) {
+        // SAFETY: a prefetch hint may point anywhere.
+        unsafe { Neon::prefetch(w.wrapping_add(ahead + line)) };
+    }
 }
 
 /// The integer sums of a part, and the position of the next part's quants.
@@ -128,7 +155,10 @@ unsafe fn sums<M: ArmIsa, T: PackedType, const N: usize>(
         if T::BIAS {
             each::<M, N>(part.extra, [zero; 2], |i, token, _| sums[i] = vreinterpretq_s32_u32(token));
         }
-        let mut acts = part.extra.add(4 * list(N / 2));
+        let mut acts = part.extra.add(extra_bytes::<T>(N / 2));
+        if N == M::LEAST && part.ahead > 0 {
+            prefetch::<T>(w, part.ahead);
+        }
         for _ in 0..part.stretches {
             let quants = if M::ROWS == 2 { T::load::<4>(w) } else { T::load::<2>(w) };
             M::stretch(&mut sums, &quants, acts);
@@ -139,26 +169,28 @@ unsafe fn sums<M: ArmIsa, T: PackedType, const N: usize>(
     }
 }
 
-/// The dot products of 8 rows and `N / 2` tokens.
+/// The dot products of 8 rows and `N / 2` tokens. The smallest tile, for which weights are read just once, can prefetch
+/// them, `ahead` bytes early.
 ///
 /// # Safety
 /// The machine's instructions must be available, `w` and `a` must have `blocks` blocks, and parts `stretches`
 /// stretches.
 #[inline(never)]
-unsafe fn dot<M: ArmIsa, T: PackedType, const N: usize>(
+unsafe fn dot<M: ArmIsa, T: PackedType, const N: usize, const AHEAD: bool>(
     mut w: *const u8,
     mut a: *const u8,
     blocks: usize,
-    stretches: usize,
+    (stretches, ahead): (usize, usize),
 ) -> [float32x4_t; N] {
+    let ahead = if AHEAD { ahead } else { 0 };
     // SAFETY: guaranteed by the caller for each block.
     unsafe {
         let mut totals = [vdupq_n_f32(0.0); N];
         for _ in 0..blocks {
             if T::PART == T::BLOCK {
-                whole::<M, T, N>(&mut totals, w, a, stretches);
+                whole::<M, T, N>(&mut totals, w, a, (stretches, ahead));
             } else {
-                in_parts::<M, T, N>(&mut totals, w, a, stretches);
+                in_parts::<M, T, N>(&mut totals, w, a, (stretches, ahead));
             }
             w = w.add(block_bytes::<T>());
             a = a.add(tile_block_bytes::<T>(N / 2));
@@ -173,12 +205,12 @@ unsafe fn whole<M: ArmIsa, T: PackedType, const N: usize>(
     totals: &mut [float32x4_t; N],
     w: *const u8,
     a: *const u8,
-    stretches: usize,
+    (stretches, ahead): (usize, usize),
 ) {
     // SAFETY: the caller guarantees a block at both pointers.
     unsafe {
         let extra = a.add(4 * list(N / 2));
-        let (sums, _) = sums::<M, T, N>(w.add(T::HEAD_BYTES), PartActivations { extra, stretches });
+        let (sums, _) = sums::<M, T, N>(w.add(T::HEAD_BYTES), PartActivations { extra, stretches, ahead });
         scale::<M, N>(totals, &sums, halves(w), a);
         if T::MINIMUM {
             each::<M, N>(extra, halves(w.add(2 * ROWS)), |i, token, row| {
@@ -194,10 +226,10 @@ unsafe fn in_parts<M: ArmIsa, T: PackedType, const N: usize>(
     totals: &mut [float32x4_t; N],
     w: *const u8,
     a: *const u8,
-    stretches: usize,
+    (stretches, ahead): (usize, usize),
 ) {
     let parts = T::BLOCK / T::PART;
-    let (first, stride) = (4 * list(N / 2), 4 * list(N / 2) + T::PART * N / 2);
+    let (first, stride) = (4 * list(N / 2), extra_bytes::<T>(N / 2) + T::PART * N / 2);
     // SAFETY: the caller guarantees a block at both pointers.
     unsafe {
         let scales = w.add(if T::MINIMUM { 4 * ROWS } else { 2 * ROWS });
@@ -205,23 +237,36 @@ unsafe fn in_parts<M: ArmIsa, T: PackedType, const N: usize>(
         let mut products = [vdupq_n_s32(0); N];
         for p in 0..parts {
             let extra = a.add(first + p * stride);
-            let (sums, next) = sums::<M, T, N>(quants, PartActivations { extra, stretches });
+            let (sums, next) = sums::<M, T, N>(quants, PartActivations { extra, stretches, ahead });
             quants = next;
             each::<M, N>(extra, bytes(scales.add(p * ROWS)), |i, _, row| {
                 products[i] = vmlaq_s32(products[i], sums[i], vreinterpretq_s32_u32(row));
             });
         }
         scale::<M, N>(totals, &products, halves(w), a);
-        if T::MINIMUM {
-            let mut products = [vdupq_n_s32(0); N];
-            for p in 0..parts {
-                let minima = bytes(scales.add((parts + p) * ROWS));
-                each::<M, N>(a.add(first + p * stride), minima, |i, token, row| {
-                    let (token, row) = (vreinterpretq_s32_u32(token), vreinterpretq_s32_u32(row));
-                    products[i] = vmlsq_s32(products[i], row, token);
-                });
-            }
-            scale::<M, N>(totals, &products, halves(w.add(2 * ROWS)), a);
+        if T::MINIMA {
+            let (minima, sums) = (scales.add(parts * ROWS), a.add(first + parts * stride));
+            add_minima::<M, N>(totals, (w.add(2 * ROWS), minima), (a, sums));
         }
+    }
+}
+
+/// Adds the products of the minima of 8 parts, already negative, with the sums of the tokens' parts. Scales of the rows,
+/// and minima; scales of the tokens, and sums.
+#[inline(always)]
+pub(super) unsafe fn add_minima<M: ArmIsa, const N: usize>(
+    totals: &mut [float32x4_t; N],
+    (rows, minima): (*const u8, *const u8),
+    (tokens, sums): (*const u8, *const u8),
+) {
+    // SAFETY: the caller guarantees these lists, minima for half a stretch, and sums for a stretch.
+    unsafe {
+        let mut registers = [vdupq_n_u8(0); 4];
+        for (i, register) in registers.iter_mut().enumerate() {
+            *register = vld1q_u8(minima.add(16 * i));
+        }
+        let mut products = [vdupq_n_s32(0); N];
+        M::minima(&mut products, &registers, sums);
+        scale::<M, N>(totals, &products, halves(rows), tokens);
     }
 }

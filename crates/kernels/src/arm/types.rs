@@ -3,7 +3,7 @@
 
 use std::arch::aarch64::*;
 
-use super::panel::{ROWS, STRETCH};
+use super::panel::{ROWS, STRETCH, place};
 use crate::format::{PlainNumber, Q8Block, Q8KBlock};
 use crate::quant::TensorType;
 use crate::scalar::{q4k_scale_min, q6k_element};
@@ -17,7 +17,8 @@ pub(super) trait PackedType {
     /// Columns in a part, which is summed in integers before a scale is applied.
     const PART: usize;
     /// Bytes of the head: one f16 per row as scale; if there is a minimum, one f16 per row for it; if blocks have
-    /// parts, then for each part one byte per row as scale, and one as minimum.
+    /// parts, then for each part one byte per row as scale, and the negated minima of 8 parts in the order of half a
+    /// stretch.
     const HEAD_BYTES: usize;
     /// Bytes of the quants of one stretch.
     const STRETCH_BYTES: usize;
@@ -25,14 +26,23 @@ pub(super) trait PackedType {
     const BIAS: bool = false;
     /// Whether rows have a minimum, which is multiplied by [`PackedType::extra`].
     const MINIMUM: bool = false;
+    /// Whether panels can be widened for tiles of 8 tokens (see [`super::wide`]), and by how much the quants of such a
+    /// panel are then smaller: they need no bias.
+    const WIDE: Option<u8> = None;
     /// A block of prepared activations.
     type Acts: Activations;
+
+    /// Whether blocks have minima of parts, which are multiplied by [`PackedType::extra`] like quants.
+    const MINIMA: bool = Self::MINIMUM && Self::PART < Self::BLOCK;
+    /// Whether activations have a list of [`PackedType::extra`] for each part.
+    const LISTS: bool = Self::BIAS || Self::MINIMUM && !Self::MINIMA;
 
     /// A quant of a file block, in the form the kernels multiply.
     fn quant(source: &[u8], column: usize) -> u8;
 
-    /// Writes a row's header data for a block to the head of the panel's block.
-    fn head(source: &[u8], row: usize, head: &mut [u8]);
+    /// Writes a row's header data for a block to the head of the panel's block, for registers with `run` columns of
+    /// each row.
+    fn head(source: &[u8], row: usize, head: &mut [u8], run: usize);
 
     /// Writes the quants of a stretch, `units` units of rows per step.
     fn store(registers: &[[u8; 16]; 8], units: usize, out: &mut [u8]);
@@ -131,7 +141,7 @@ impl PackedType for Q4_0 {
     fn quant(source: &[u8], column: usize) -> u8 {
         nibble(&source[2..], column)
     }
-    fn head(source: &[u8], row: usize, head: &mut [u8]) {
+    fn head(source: &[u8], row: usize, head: &mut [u8], _run: usize) {
         half(source, 0, row, head);
     }
     fn store(registers: &[[u8; 16]; 8], units: usize, out: &mut [u8]) {
@@ -162,7 +172,7 @@ impl PackedType for Q4_1 {
     fn quant(source: &[u8], column: usize) -> u8 {
         nibble(&source[4..], column)
     }
-    fn head(source: &[u8], row: usize, head: &mut [u8]) {
+    fn head(source: &[u8], row: usize, head: &mut [u8], _run: usize) {
         half(source, 0, row, head);
         half(source, 2, row, &mut head[2 * ROWS..]);
     }
@@ -192,7 +202,7 @@ impl PackedType for Q8_0 {
     fn quant(source: &[u8], column: usize) -> u8 {
         source[2 + column]
     }
-    fn head(source: &[u8], row: usize, head: &mut [u8]) {
+    fn head(source: &[u8], row: usize, head: &mut [u8], _run: usize) {
         half(source, 0, row, head);
     }
     fn store(registers: &[[u8; 16]; 8], _units: usize, out: &mut [u8]) {
@@ -222,6 +232,7 @@ impl PackedType for Q4K {
     const PART: usize = 32;
     const HEAD_BYTES: usize = 4 * ROWS + 2 * 8 * ROWS;
     const STRETCH_BYTES: usize = 64;
+    const WIDE: Option<u8> = Some(0);
     const MINIMUM: bool = true;
     type Acts = Q8KBlock;
 
@@ -229,14 +240,16 @@ impl PackedType for Q4K {
         let bytes = &source[16 + column / 64 * 32..];
         bytes[column % 32] >> (column / 32 % 2 * 4) & 15
     }
-    fn head(source: &[u8], row: usize, head: &mut [u8]) {
+    fn head(source: &[u8], row: usize, head: &mut [u8], run: usize) {
         half(source, 0, row, head);
         half(source, 2, row, &mut head[2 * ROWS..]);
         let mut packed = [0; 12];
         packed.copy_from_slice(&source[4..16]);
         let (scales, minima) = head[4 * ROWS..].split_at_mut(8 * ROWS);
         for part in 0..8 {
-            (scales[part * ROWS + row], minima[part * ROWS + row]) = q4k_scale_min(&packed, part);
+            let (scale, minimum) = q4k_scale_min(&packed, part);
+            scales[part * ROWS + row] = scale;
+            minima[place(run, row, part)] = minimum.wrapping_neg();
         }
     }
     fn store(registers: &[[u8; 16]; 8], units: usize, out: &mut [u8]) {
@@ -261,12 +274,13 @@ impl PackedType for Q6K {
     const HEAD_BYTES: usize = 2 * ROWS + 16 * ROWS;
     const STRETCH_BYTES: usize = 96;
     const BIAS: bool = true;
+    const WIDE: Option<u8> = Some(32);
     type Acts = Q8KBlock;
 
     fn quant(source: &[u8], column: usize) -> u8 {
         source.try_into().map_or(0, |block| q6k_element(block, column))
     }
-    fn head(source: &[u8], row: usize, head: &mut [u8]) {
+    fn head(source: &[u8], row: usize, head: &mut [u8], _run: usize) {
         half(source, 208, row, head);
         for part in 0..16 {
             head[2 * ROWS + part * ROWS + row] = source[192 + part];

@@ -7,6 +7,8 @@
 
 mod across;
 mod along;
+#[cfg(target_arch = "aarch64")]
+mod halves;
 
 use super::plan::{Attention, AttentionItem, AttentionPlan};
 use crate::simd::Simd;
@@ -43,17 +45,26 @@ const CLOSED: u16 = 0xFC00;
 
 #[inline(always)]
 pub(super) unsafe fn run<S: Simd>(work: AttentionWork<'_>) {
-    let item = AttentionItem::of(work.a, work.plan, work.item);
-    let group = work.a.group();
-    let tile = QueryTile { a: work.a, item, group, rows: (item.tokens.1 - item.tokens.0) * group };
+    let tile = QueryTile::of(&work);
     // SAFETY: `Work` guarantees valid memory of the size given in the plan.
     unsafe {
         if work.a.few_rows() {
-            along::run::<S>(&tile, work.scratch, work.partials);
+            along::run::<S, along::Widened>(&tile, work.scratch, work.partials);
         } else {
             across::run::<S>(&tile, work.scratch);
         }
     }
+}
+
+/// Multiplies f16 values as they are: for few rows of rounded queries.
+///
+/// # Safety
+/// The processor must have the instructions.
+#[cfg(target_arch = "aarch64")]
+pub(super) unsafe fn run_halves(work: AttentionWork<'_>) {
+    let tile = QueryTile::of(&work);
+    // SAFETY: `Work` guarantees valid memory of the size given in the plan.
+    unsafe { along::run::<crate::simd::neon::Neon, halves::Halves>(&tile, work.scratch, work.partials) }
 }
 
 pub(super) fn run_scalar(work: AttentionWork<'_>) {
@@ -61,7 +72,13 @@ pub(super) fn run_scalar(work: AttentionWork<'_>) {
     unsafe { super::scalar::run_item(work.a, work.plan, work.item, work.partials) }
 }
 
-impl QueryTile<'_> {
+impl<'a> QueryTile<'a> {
+    #[inline(always)]
+    fn of(work: &AttentionWork<'a>) -> Self {
+        let (item, group) = (AttentionItem::of(work.a, work.plan, work.item), work.a.group());
+        Self { a: work.a, item, group, rows: (item.tokens.1 - item.tokens.0) * group }
+    }
+
     /// Token and head of a row.
     #[inline(always)]
     fn row(&self, row: usize) -> (usize, usize) {

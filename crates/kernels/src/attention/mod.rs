@@ -1,5 +1,5 @@
 //! Fused attention over a half-precision KV cache: scores, mask, softmax and weighted sum in one pass with f32
-//! arithmetic, without ever storing a full row of scores.
+//! sums, without ever storing a full row of scores.
 //!
 //! The work is split into items that any thread may take in any order ([`Attention::plan`], [`run_item`]): one
 //! cache head with all query heads that share it, times a range of tokens (prefill) or of positions (decode). If
@@ -30,7 +30,25 @@ pub unsafe fn run_item(
     scratch: *mut u8,
     partials: *mut f32,
 ) {
-    item_on(isa, lanes::AttentionWork { a, plan, item, scratch: scratch.cast(), partials });
+    let work = lanes::AttentionWork { a, plan, item, scratch: scratch.cast(), partials };
+    #[cfg(target_arch = "aarch64")]
+    if a.halves && a.round_q && a.few_rows() && multiplies_halves(isa) {
+        // SAFETY: the processor has the instructions.
+        return unsafe { lanes::run_halves(work) };
+    }
+    item_on(isa, work);
+}
+
+/// Whether attention can multiply f16 values and add the products to f32 sums (`fmlal`), on this processor and with
+/// vectors allowed.
+pub fn multiplies_halves(isa: Isa) -> bool {
+    #[cfg(target_arch = "aarch64")]
+    return isa != Isa::Scalar && std::arch::is_aarch64_feature_detected!("fhm");
+    #[cfg(not(target_arch = "aarch64"))]
+    {
+        let _ = isa;
+        false
+    }
 }
 
 per_isa! {

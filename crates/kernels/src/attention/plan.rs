@@ -41,6 +41,9 @@ pub struct Attention {
     pub softcap: f32,
     /// Whether queries are rounded to f16 first, as llama.cpp does below 64 tokens.
     pub round_q: bool,
+    /// Whether rounded queries are multiplied with keys as f16 values, where the processor
+    /// can ([`multiplies_halves`](super::multiplies_halves)) and an item has few rows. Otherwise they are widened.
+    pub halves: bool,
 }
 
 /// How an attention is split into pieces, and the memory they need.

@@ -107,12 +107,13 @@ impl Case {
             scale: 1.0 / (dk as f32).sqrt(),
             softcap: self.softcap,
             round_q: self.round_q,
+            halves: false,
         }
     }
 
-    fn run(&self, isa: Isa) -> Vec<f32> {
+    fn run(&self, isa: Isa, halves: bool) -> Vec<f32> {
         let mut t = self.tensors();
-        let a = self.attention(&mut t);
+        let a = Attention { halves, ..self.attention(&mut t) };
         let plan = a.plan(self.threads);
         // Filled with NaN, so that unwritten elements show up.
         let mut scratch = vec![[f32::NAN; 16]; plan.scratch_bytes / 64 + 1];
@@ -170,9 +171,12 @@ impl Case {
     fn check(&self) -> Result<(), TestCaseError> {
         let want = self.expected();
         for isa in Isa::ALL.into_iter().filter(|isa| isa.available()) {
-            for (i, (got, want)) in self.run(isa).iter().zip(&want).enumerate() {
+            for (i, (got, want)) in self.run(isa, false).iter().zip(&want).enumerate() {
                 prop_assert!((got - want).abs() < 2e-5, "{isa}: element {i}: {got} instead of {want}");
             }
+        }
+        for (i, (got, want)) in self.run(Isa::best(), true).iter().zip(&want).enumerate() {
+            prop_assert!((got - want).abs() < 2e-5, "f16 products: element {i}: {got} instead of {want}");
         }
         Ok(())
     }
@@ -233,6 +237,33 @@ fn long_contexts_are_cut() -> Result<(), TestCaseError> {
 }
 
 #[test]
+fn f16_values_are_multiplied_where_the_processor_can() {
+    let case = Case {
+        tokens: 1,
+        positions: 100,
+        kv_heads: 2,
+        group: 3,
+        dk: 64,
+        dv: 64,
+        softcap: 0.0,
+        round_q: true,
+        mask: Masked::No,
+        threads: 1,
+        seed: 5,
+    };
+    for isa in Isa::ALL.into_iter().filter(|isa| isa.available()) {
+        let same = case.run(isa, true) == case.run(isa, false);
+        assert_eq!(same, !multiplies_halves(isa), "{isa}");
+        // Queries that were not to be rounded are not.
+        let exact = Case { round_q: false, ..case };
+        assert_eq!(exact.run(isa, true), exact.run(isa, false), "{isa}");
+    }
+    if std::env::var("PROFINFER_EXPECT_ISA").is_ok_and(|isa| isa == "i8mm") {
+        assert!(multiplies_halves(Isa::best()), "a processor with all extensions");
+    }
+}
+
+#[test]
 fn a_token_that_sees_nothing_gets_zeros() {
     let case = Case {
         tokens: 1,
@@ -248,6 +279,8 @@ fn a_token_that_sees_nothing_gets_zeros() {
         seed: 1,
     };
     for isa in Isa::ALL.into_iter().filter(|isa| isa.available()) {
-        assert_eq!(case.run(isa), [0.0; 8], "{isa}");
+        for halves in [false, true] {
+            assert_eq!(case.run(isa, halves), [0.0; 8], "{isa}");
+        }
     }
 }

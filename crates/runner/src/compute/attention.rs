@@ -52,6 +52,7 @@ unsafe fn describe(node: &GgmlTensor) -> Option<Attention> {
         scale: node.param_f32(0),
         softcap: node.param_f32(2),
         round_q: tokens < ROUNDED_BELOW,
+        halves: false,
     })
 }
 
@@ -64,6 +65,7 @@ fn rows<T>(t: &GgmlTensor, row: usize, head: usize) -> StridedRows<*const T> {
 pub(super) unsafe fn forward(thread: ComputeThread<'_>, node: &GgmlTensor) {
     // SAFETY: sources of one of our nodes; the work memory is the graph's.
     let (Some(attention), state) = (unsafe { (describe(node), NodeState::of(node)) }) else { return };
+    let attention = Attention { halves: state.halves, ..attention };
     // SAFETY: as above.
     let memory = unsafe { WorkMemory::of(thread, state.work) };
     let plan = attention.plan(thread.count);

@@ -36,6 +36,8 @@ impl WorkSizes {
 pub struct NodeState {
     /// Instruction set of the kernels.
     pub isa: Isa,
+    /// Attention may multiply f16 values as they are.
+    pub halves: bool,
     /// This node prepares the activations; otherwise an earlier node has left them in the work memory.
     pub prepares: bool,
     /// Share of its time by which it is slowed down.
@@ -47,7 +49,13 @@ pub struct NodeState {
 impl NodeState {
     /// A node's state, without work memory.
     pub const fn new(isa: Isa) -> Self {
-        Self { isa, prepares: true, slow: 0.0, work: WorkSizes { shared: 0, own: 0, scratch: 0 } }
+        Self {
+            isa,
+            halves: true,
+            prepares: true,
+            slow: 0.0,
+            work: WorkSizes { shared: 0, own: 0, scratch: 0 },
+        }
     }
 
     /// The state of a node.

@@ -12,6 +12,7 @@ use crate::kernels::Isa;
 use crate::optimise::dump::{self, Stage};
 use crate::optimise::fuse::Sharing;
 use crate::optimise::{Optimiser, Report, Steps};
+use crate::parts::KernelParts;
 use crate::pool::graph::{fused_pairs, is_fused};
 use memmap2::MmapMut;
 
@@ -133,9 +134,7 @@ impl ModelGraph {
         if self.steps.fuses() {
             share_activations(&mut self.space);
         }
-        if !model.parts.attention {
-            plain_attention(&mut self.space);
-        }
+        attention_parts(&mut self.space, model.parts);
         if let Some(slow) = &self.slow {
             mark(&mut self.space, slow);
         }
@@ -185,14 +184,17 @@ fn work(node: NodePtr, threads: usize) -> WorkSizes {
     }
 }
 
-/// Attention without vector instructions.
-fn plain_attention(space: &mut Space) {
+/// Leaves out the parts of attention that are switched off.
+fn attention_parts(space: &mut Space, parts: KernelParts) {
     for i in 0..space.len() {
         let Some(&node) = space.nodes().get(i) else { return };
         // SAFETY: a node of the space.
-        let plain = unsafe { (*node).op } == Op::FLASH_ATTN_EXT;
-        if let Some(state) = space.state(node).filter(|_| plain) {
-            state.isa = Isa::Scalar;
+        let attention = unsafe { (*node).op } == Op::FLASH_ATTN_EXT;
+        if let Some(state) = space.state(node).filter(|_| attention) {
+            state.halves = parts.halves;
+            if !parts.attention {
+                state.isa = Isa::Scalar;
+            }
         }
     }
 }

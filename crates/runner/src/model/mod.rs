@@ -16,6 +16,7 @@ pub use error::ModelError;
 pub use params::{Arch, Params};
 pub use weights::{Placement, Weights};
 
+use crate::kernels::attention::multiplies_halves;
 use crate::kernels::{Isa, Reading};
 use crate::parts::KernelParts;
 use ggml::gguf::reader::Gguf;
@@ -76,5 +77,11 @@ impl Model {
             weights.matrices().for_each(|m| m.set_reading(Reading::PLAIN));
         }
         Ok(Self { params, weights, isa, parts })
+    }
+
+    /// Name of the instruction set, with `+fhm` where attention multiplies f16 values as they are.
+    pub fn isa_name(&self) -> String {
+        let halves = self.parts.attention && self.parts.halves && multiplies_halves(self.isa);
+        format!("{}{}", self.isa, if halves { "+fhm" } else { "" })
     }
 }

@@ -17,6 +17,7 @@ pub enum Step {
     Uint4,
     Prefetch,
     Attention,
+    Halves,
 }
 
 /// A line of [`Step::ALL`].
@@ -48,6 +49,7 @@ impl Step {
         facts(Step::Uint4, "uint4", "weights of 4 bits are kept as such"),
         facts(Step::Prefetch, "prefetch", "weights are prefetched as measured on this machine"),
         facts(Step::Attention, "attention", "attention uses vector instructions"),
+        facts(Step::Halves, "halves", "attention multiplies f16 values as they are where the processor can"),
     ];
 
     /// The name in `--ablate`.
@@ -88,6 +90,7 @@ impl Steps {
             uint4: self.has(Step::Uint4),
             prefetch: self.has(Step::Prefetch),
             attention: self.has(Step::Attention),
+            halves: self.has(Step::Halves),
         }
     }
 

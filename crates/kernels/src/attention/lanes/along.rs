@@ -1,32 +1,59 @@
 //! Few query rows: lanes run along the head.
 //!
-//! Keys and values are widened while loading into registers, once for up to four query rows that share them.
+//! Keys and values are loaded into registers once for up to four query rows that share them, and widened there
+//! ([`Widened`]), unless the processor multiplies f16 values as they are (`halves`).
 
 use super::super::plan::{BLOCK, PARTIAL_HEAD};
 use super::{MaskBlock, QueryTile, Simd, finite_max};
 
 /// Heads are padded to the longest vector, elements.
-const PAD: usize = 16;
+pub(super) const PAD: usize = 16;
 /// Positions in a tile of scores.
-const POSITIONS: usize = 4;
+pub(super) const POSITIONS: usize = 4;
 /// Vectors of a value in a tile of results.
 const VECTORS: usize = 4;
 /// Prefetch distance in positions: rows of one head are too far apart for the hardware prefetcher.
 const AHEAD: usize = 24;
 const CACHE_LINE: usize = 64;
 
-/// Layout of the scratch memory, all in f32.
-struct AlongScratch {
+/// Layout of the scratch memory, all in f32 or less.
+pub(super) struct AlongScratch {
     /// Queries, `[rows][dk16]`.
-    q: *mut f32,
+    pub q: *mut f32,
     /// Results, `[rows][dv16]`.
-    acc: *mut f32,
-    /// Scores, `[rows][BLOCK]`.
-    s: *mut f32,
+    pub acc: *mut f32,
+    /// Scores, then weights, `[rows][BLOCK]`.
+    pub s: *mut f32,
     /// Maximum and sum of each row.
     max: *mut f32,
     sum: *mut f32,
 }
+
+/// Some positions of some query rows: rows from `row`, and `n` positions from `p`.
+#[derive(Clone, Copy)]
+pub(super) struct HeadBlock {
+    pub row: usize,
+    pub p: usize,
+    pub n: usize,
+}
+
+/// How queries are multiplied with keys, and weights with values.
+///
+/// All methods require what [`run`] does, and that the rows and positions exist.
+pub(super) trait HeadProducts<S: Simd> {
+    /// Writes a query row to its place.
+    unsafe fn query(tile: &QueryTile<'_>, at: &AlongScratch, row: usize);
+    /// Scores of `R` rows for positions `p + i` and the next three; positions from `n` on repeat the last one.
+    unsafe fn scores<const R: usize>(tile: &QueryTile<'_>, at: &AlongScratch, block: HeadBlock, i: usize);
+    /// Writes the weights of positions from `i` to their row, whose scores from `i` on have been read; returns them
+    /// as written.
+    unsafe fn put_weights(row: *mut f32, i: usize, weights: S::V) -> S::V;
+    /// Adds the weighted values to the results of `R` rows.
+    unsafe fn values<const R: usize>(tile: &QueryTile<'_>, at: &AlongScratch, block: HeadBlock);
+}
+
+/// f16 values are widened after loading.
+pub(super) struct Widened;
 
 impl AlongScratch {
     /// # Safety
@@ -47,7 +74,11 @@ impl AlongScratch {
 /// # Safety
 /// The tile's tensors must be valid; `scratch` and `partials` must have the plan's sizes.
 #[inline(always)]
-pub(super) unsafe fn run<S: Simd>(tile: &QueryTile<'_>, scratch: *mut f32, partials: *mut f32) {
+pub(super) unsafe fn run<S: Simd, P: HeadProducts<S>>(
+    tile: &QueryTile<'_>,
+    scratch: *mut f32,
+    partials: *mut f32,
+) {
     let (dk, dv) = (tile.a.dk.next_multiple_of(PAD), tile.a.dv.next_multiple_of(PAD));
     // SAFETY: all offsets are within the parts of the scratch memory.
     unsafe {
@@ -56,7 +87,7 @@ pub(super) unsafe fn run<S: Simd>(tile: &QueryTile<'_>, scratch: *mut f32, parti
         std::ptr::write_bytes(at.acc, 0, tile.rows * dv);
         std::ptr::write_bytes(at.sum, 0, tile.rows);
         for row in 0..tile.rows {
-            tile.copy_query::<S>(row, at.q.add(row * dk), 1);
+            P::query(tile, &at, row);
             *at.max.add(row) = f32::NEG_INFINITY;
         }
         let (first, end) = tile.item.positions;
@@ -70,10 +101,11 @@ pub(super) unsafe fn run<S: Simd>(tile: &QueryTile<'_>, scratch: *mut f32, parti
             while row < tile.rows {
                 // Sixteen registers cannot hold the sums of four rows.
                 let most = if S::REGISTERS < 32 { 2 } else { 4 };
+                let part = HeadBlock { row, p, n };
                 row += match (tile.rows - row).min(most) {
-                    1 => block::<S, 1>(tile, &at, row, p, n, state),
-                    2 | 3 => block::<S, 2>(tile, &at, row, p, n, state),
-                    _ => block::<S, 4>(tile, &at, row, p, n, state),
+                    1 => block::<S, P, 1>(tile, &at, part, state),
+                    2 | 3 => block::<S, P, 2>(tile, &at, part, state),
+                    _ => block::<S, P, 4>(tile, &at, part, state),
                 };
             }
         }
@@ -83,79 +115,107 @@ pub(super) unsafe fn run<S: Simd>(tile: &QueryTile<'_>, scratch: *mut f32, parti
 
 /// A block of positions for `R` rows. Returns `R`.
 #[inline(always)]
-unsafe fn block<S: Simd, const R: usize>(
+unsafe fn block<S: Simd, P: HeadProducts<S>, const R: usize>(
     tile: &QueryTile<'_>,
     at: &AlongScratch,
-    row: usize,
-    p: usize,
-    n: usize,
+    block: HeadBlock,
     state: MaskBlock,
 ) -> usize {
     // SAFETY: as in `run`.
     unsafe {
-        for i in (0..n).step_by(POSITIONS) {
-            scores::<S, R>(tile, at, row, p, i, n);
+        for i in (0..block.n).step_by(POSITIONS) {
+            P::scores::<R>(tile, at, block, i);
         }
-        for r in row..row + R {
-            weigh::<S>(tile, at, r, p, n, state);
+        for row in block.row..block.row + R {
+            weigh::<S, P>(tile, at, HeadBlock { row, ..block }, state);
         }
-        let step = VECTORS * S::N;
-        for d in (0..tile.a.dv).step_by(step) {
-            if d + step <= tile.a.dv {
-                values::<S, R, VECTORS>(tile, at, row, p, n, d);
-            } else {
-                for d in (d..tile.a.dv).step_by(S::N) {
-                    values::<S, R, 1>(tile, at, row, p, n, d);
-                }
-            }
-        }
+        P::values::<R>(tile, at, block);
     }
     R
 }
 
-/// Scores of `R` rows for positions `p + i` and the next three; positions from `n` on repeat the last one.
+/// Where the keys of positions `p + i` and the next three are; asks for later ones.
 #[inline(always)]
-unsafe fn scores<S: Simd, const R: usize>(
+pub(super) unsafe fn keys<S: Simd>(
     tile: &QueryTile<'_>,
-    at: &AlongScratch,
-    row: usize,
-    p: usize,
+    HeadBlock { p, n, .. }: HeadBlock,
     i: usize,
-    n: usize,
-) {
-    let (dk, stride, head) = (tile.a.dk, tile.a.dk.next_multiple_of(PAD), tile.item.kv_head);
-    // SAFETY: as in `run`.
-    unsafe {
-        let mut k = [tile.a.k.base; POSITIONS];
-        for (j, k) in k.iter_mut().enumerate() {
-            *k = tile.a.k.at(p + (i + j).min(n - 1), head);
-            ask::<S>(k.wrapping_byte_add(AHEAD * tile.a.k.row), dk);
+) -> [*const u16; POSITIONS] {
+    let mut k = [tile.a.k.base; POSITIONS];
+    for (j, k) in k.iter_mut().enumerate() {
+        // SAFETY: as in `run`.
+        unsafe {
+            *k = tile.a.k.at(p + (i + j).min(n - 1), tile.item.kv_head);
+            ask::<S>(k.wrapping_byte_add(AHEAD * tile.a.k.row), tile.a.dk);
         }
-        let q = at.q.add(row * stride);
-        let mut acc = [[S::splat(0.0); POSITIONS]; R];
-        let whole = dk - dk % S::N;
-        for d in (0..whole).step_by(S::N) {
-            let mut keys = [S::splat(0.0); POSITIONS];
-            for (key, k) in keys.iter_mut().zip(k) {
-                *key = S::load_f16(k.add(d));
-            }
-            for (r, acc) in acc.iter_mut().enumerate() {
-                let q = S::load(q.add(r * stride + d));
-                for (a, key) in acc.iter_mut().zip(keys) {
-                    *a = S::fma(q, key, *a);
+    }
+    k
+}
+
+impl<S: Simd> HeadProducts<S> for Widened {
+    #[inline(always)]
+    unsafe fn query(tile: &QueryTile<'_>, at: &AlongScratch, row: usize) {
+        let stride = tile.a.dk.next_multiple_of(PAD);
+        // SAFETY: as in `run`.
+        unsafe { tile.copy_query::<S>(row, at.q.add(row * stride), 1) }
+    }
+
+    #[inline(always)]
+    unsafe fn scores<const R: usize>(tile: &QueryTile<'_>, at: &AlongScratch, block: HeadBlock, i: usize) {
+        let (dk, stride) = (tile.a.dk, tile.a.dk.next_multiple_of(PAD));
+        // SAFETY: as in `run`.
+        unsafe {
+            let k = keys::<S>(tile, block, i);
+            let q = at.q.add(block.row * stride);
+            let mut acc = [[S::splat(0.0); POSITIONS]; R];
+            let whole = dk - dk % S::N;
+            for d in (0..whole).step_by(S::N) {
+                let mut keys = [S::splat(0.0); POSITIONS];
+                for (key, k) in keys.iter_mut().zip(k) {
+                    *key = S::load_f16(k.add(d));
                 }
-            }
-        }
-        if whole < dk {
-            for (j, k) in k.iter().enumerate() {
-                let key = S::load_f16_part(k.add(whole), dk - whole);
                 for (r, acc) in acc.iter_mut().enumerate() {
-                    acc[j] = S::fma(S::load(q.add(r * stride + whole)), key, acc[j]);
+                    let q = S::load(q.add(r * stride + d));
+                    for (a, key) in acc.iter_mut().zip(keys) {
+                        *a = S::fma(q, key, *a);
+                    }
                 }
             }
+            if whole < dk {
+                for (j, k) in k.iter().enumerate() {
+                    let key = S::load_f16_part(k.add(whole), dk - whole);
+                    for (r, acc) in acc.iter_mut().enumerate() {
+                        acc[j] = S::fma(S::load(q.add(r * stride + whole)), key, acc[j]);
+                    }
+                }
+            }
+            for (r, acc) in acc.iter().enumerate() {
+                S::sum4(at.s.add((block.row + r) * BLOCK + i), *acc);
+            }
         }
-        for (r, acc) in acc.iter().enumerate() {
-            S::sum4(at.s.add((row + r) * BLOCK + i), *acc);
+    }
+
+    #[inline(always)]
+    unsafe fn put_weights(row: *mut f32, i: usize, weights: S::V) -> S::V {
+        // SAFETY: as in `run`.
+        unsafe { S::store(row.add(i), weights) };
+        weights
+    }
+
+    #[inline(always)]
+    unsafe fn values<const R: usize>(tile: &QueryTile<'_>, at: &AlongScratch, block: HeadBlock) {
+        let step = VECTORS * S::N;
+        // SAFETY: as in `run`.
+        unsafe {
+            for d in (0..tile.a.dv).step_by(step) {
+                if d + step <= tile.a.dv {
+                    values::<S, R, VECTORS>(tile, at, block, d);
+                } else {
+                    for d in (d..tile.a.dv).step_by(S::N) {
+                        values::<S, R, 1>(tile, at, block, d);
+                    }
+                }
+            }
         }
     }
 }
@@ -171,12 +231,10 @@ unsafe fn ask<S: Simd>(p: *const u16, n: usize) {
 
 /// Turns the scores of one row into weights and rescales its sum and result so far to the new maximum.
 #[inline(always)]
-unsafe fn weigh<S: Simd>(
+unsafe fn weigh<S: Simd, P: HeadProducts<S>>(
     tile: &QueryTile<'_>,
     at: &AlongScratch,
-    row: usize,
-    p: usize,
-    n: usize,
+    HeadBlock { row, p, n }: HeadBlock,
     state: MaskBlock,
 ) {
     let dv = tile.a.dv.next_multiple_of(PAD);
@@ -215,8 +273,7 @@ unsafe fn weigh<S: Simd>(
         let mut total = S::splat(0.0);
         for i in (0..n).step_by(S::N) {
             let weight = S::exp(S::sub(S::load(s.add(i)), base));
-            S::store(s.add(i), weight);
-            total = S::add(total, weight);
+            total = S::add(total, P::put_weights(s, i, weight));
         }
         let sum = at.sum.add(row);
         let factor = if new > old { (old - new).exp() } else { 1.0 };
@@ -235,9 +292,7 @@ unsafe fn weigh<S: Simd>(
 unsafe fn values<S: Simd, const R: usize, const V: usize>(
     tile: &QueryTile<'_>,
     at: &AlongScratch,
-    row: usize,
-    p: usize,
-    n: usize,
+    HeadBlock { row, p, n }: HeadBlock,
     d: usize,
 ) {
     let (dv, stride) = (tile.a.dv, tile.a.dv.next_multiple_of(PAD));
