@@ -159,7 +159,7 @@ fn a_request_waits_from_when_the_server_took_it_in() {
     let mut task = |t, task, seq| made.tasks.push(ServerTask { pid: 1, tid: 1, t: t * MS, task, seq });
     // All came before the first call; one, on another slot, was cancelled. The last request's result was not seen.
     (5..9).for_each(|n| task(n - 9, n, None));
-    (task(21, 5, Some(0)), task(31, 6, Some(0)), task(32, 8, Some(1)));
+    [(21, 5, 0), (31, 6, 0), (32, 8, 1)].into_iter().for_each(|(t, n, seq)| task(t, n, Some(seq)));
     let (_, report) = made.told();
     let queued: Vec<_> = report.requests.iter().map(|r| r.queued_ns.map(|ns| ns / MS as u64)).collect();
     assert_eq!(queued, [Some(4), Some(25), None]);
