@@ -81,28 +81,41 @@ struct DataSet<'d> {
 impl DataSet<'_> {
     /// Fails if there is something else in the directory, or tables of another version.
     fn check(&self) -> anyhow::Result<()> {
-        let shown = self.dir.display();
-        let cannot = || format!("cannot add to {shown}");
+        let cannot = || format!("cannot add to {}", self.dir.display());
+        let mut found = self.schema().with_context(cannot)?;
+        if found.is_none() && self.others().with_context(cannot)? {
+            // Another profinfer may have begun the data set meanwhile: it writes this file first.
+            found = self.schema().with_context(cannot)?;
+            if found.is_none() {
+                bail!(
+                    "{} has other files and is no data set: give a new or an empty directory",
+                    self.dir.display()
+                );
+            }
+        }
+        found
+            .map_or(Ok(()), |text| check_schema(&text))
+            .with_context(cannot)
+            .context("nothing was written; give another directory with --parquet")
+    }
+
+    /// What describes the data set, if it is there.
+    fn schema(&self) -> io::Result<Option<String>> {
         match fs::read_to_string(self.dir.join(SCHEMA_FILE)) {
-            Ok(text) => check_schema(&text)
-                .with_context(cannot)
-                .context("nothing was written; give another directory with --parquet"),
-            Err(e) if e.kind() == io::ErrorKind::NotFound => match self.others() {
-                Ok(false) => Ok(()),
-                Ok(true) => {
-                    bail!("{shown} has other files and is no data set: give a new or an empty directory")
-                }
-                Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
-                Err(e) => Err(e).with_context(cannot),
-            },
-            Err(e) => Err(e).with_context(cannot),
+            Ok(text) => Ok(Some(text)),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(e) => Err(e),
         }
     }
 
     /// Whether the directory has files, other than what another profinfer is just writing.
     fn others(&self) -> io::Result<bool> {
         let hidden = |name: OsString| name.as_encoded_bytes().starts_with(b".");
-        Ok(fs::read_dir(self.dir)?.any(|entry| entry.is_ok_and(|entry| !hidden(entry.file_name()))))
+        match fs::read_dir(self.dir) {
+            Ok(mut all) => Ok(all.any(|entry| entry.is_ok_and(|entry| !hidden(entry.file_name())))),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(false),
+            Err(e) => Err(e),
+        }
     }
 
     fn add(&self, file: &OsStr, (at, of): (usize, usize)) -> Result<Added, Failure> {
