@@ -97,6 +97,11 @@ impl HeldCalls {
         self.held.iter().any(|h| is(&h.call))
     }
 
+    /// Whether a call of a process on a batch is held.
+    pub fn holds(&self, tgid: u32) -> bool {
+        self.of(|c| c.kind == CallKind::Token && c.tgid == tgid)
+    }
+
     fn count(&mut self, over: FinishedCall) -> FinishedCall {
         let token = over.call.kind == CallKind::Token;
         self.unseen += u64::from(token && over.device == Device::Unseen);

@@ -179,9 +179,9 @@ impl Requests {
         chunks.iter().for_each(|chunk| self.known.call(call, chunk, self.tallies.of(call.run)));
     }
 
-    /// A change of a context's memory.
-    pub fn memory(&mut self, m: &MemoryCall) {
-        self.known.memory(m);
+    /// A change of a context's memory. `held`: a call of the process has returned and is not passed on yet.
+    pub fn memory(&mut self, m: &MemoryCall, held: bool) {
+        self.known.memory(m, held);
     }
 
     /// The requests of known sequences in progress: of a run, given by its first process, or all.

@@ -41,6 +41,8 @@ struct CallParts {
     token: u64,
     /// All of its tokens were read, and found room.
     whole: bool,
+    /// Tokens of the batch that no event had: not 0 if one was lost.
+    left: i64,
     parts: CallChunks,
 }
 
@@ -84,7 +86,7 @@ impl Sequences {
         self.read += chunks.clone().map(|c| c.tokens).sum::<u64>();
         self.unread += u64::from(unread);
         if let Some(token) = call.token {
-            self.keep(token, unread == 0, chunks.clone());
+            self.keep(token, (e.tokens, unread), chunks.clone());
         }
         let batch = Ubatch {
             token: call.token,
@@ -101,17 +103,19 @@ impl Sequences {
     }
 
     /// Keeps a part of the batch of a call in progress.
-    fn keep(&mut self, token: u64, whole: bool, chunks: impl Iterator<Item = Chunk>) {
+    fn keep(&mut self, token: u64, (tokens, unread): (u32, u32), chunks: impl Iterator<Item = Chunk>) {
         if !self.calls.iter().any(|c| c.token == token) {
             // The oldest did not return.
             if self.calls.is_full() {
                 self.calls.remove(0);
             }
-            let _ = self.calls.push(CallParts { token, whole: true, parts: heapless::Vec::new() });
+            let _ = self.calls.push(CallParts { token, whole: true, left: 0, parts: heapless::Vec::new() });
         }
         let Some(call) = self.calls.iter_mut().find(|c| c.token == token) else { return };
-        call.whole &= whole;
+        call.whole &= unread == 0;
+        call.left += i64::from(tokens);
         for c in chunks {
+            call.left -= c.tokens as i64;
             // Parts with equal shares of several sequences have their chunks in turn.
             let of_it = call.parts.iter_mut().rev().find(|p| p.seq == c.seq);
             match of_it.filter(|p| p.pos >= 0 && p.pos.checked_add_unsigned(p.tokens) == Some(c.pos)) {
@@ -128,7 +132,7 @@ impl Sequences {
     pub fn take(&mut self, token: u64) -> Option<CallChunks> {
         let at = self.calls.iter().position(|c| c.token == token)?;
         let call = self.calls.remove(at);
-        (call.whole && !call.parts.is_empty()).then_some(call.parts)
+        (call.whole && call.left == 0 && !call.parts.is_empty()).then_some(call.parts)
     }
 
     /// A call of a context whose memory is at this address.

@@ -422,6 +422,7 @@ impl Session {
             }
             let progress = self.progress();
             if watch.lists_requests() {
+                self.tell_requests(&progress, watch);
                 watch.requests_now(&self.drain.borrow().process_tree.requests);
             }
             watch.progress(&progress);

@@ -74,10 +74,15 @@ pub struct Histogram {
 impl Histogram {
     /// Counts a duration. A duration that is equal to a bound belongs to its bucket.
     pub fn observe(&mut self, bounds: &[u64], ns: u64) {
+        self.observe_times(bounds, ns, 1);
+    }
+
+    /// Counts a duration so many times.
+    fn observe_times(&mut self, bounds: &[u64], ns: u64, times: u64) {
         let at = bounds.partition_point(|&bound| bound < ns);
         if let Some(n) = self.counts.get_mut(at) {
-            *n += 1;
-            self.sum_ns = self.sum_ns.saturating_add(ns);
+            *n = n.saturating_add(times);
+            self.sum_ns = self.sum_ns.saturating_add(ns.saturating_mul(times));
         }
     }
 
@@ -165,6 +170,11 @@ impl RequestTally {
         request.first_token_ns.into_iter().for_each(|ns| self.first_token.observe(&FIRST_TOKEN_NS, ns));
         request.output_token_ns.iter().for_each(|&ns| self.output_token.observe(&OUTPUT_TOKEN_NS, ns));
         request.duration_ns.into_iter().for_each(|ns| self.duration.observe(&DURATION_NS, ns));
+    }
+
+    /// Counts tokens that came together, each with its part of the time.
+    pub fn observe_tokens(&mut self, each_ns: u64, tokens: u64) {
+        self.output_token.observe_times(&OUTPUT_TOKEN_NS, each_ns, tokens);
     }
 
     /// Counts a request that was not observed.

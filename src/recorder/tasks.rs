@@ -26,8 +26,8 @@ pub struct ServerTasks {
     waiting: Deque<(u32, i32), WAITING>,
     /// The fewest bytes of an array of requests, by process: most arrays have one request.
     one: heapless::Vec<(u32, u64), KNOWN>,
-    /// Threads that had results.
-    workers: heapless::Vec<u32, KNOWN>,
+    /// Processes and threads that had results.
+    workers: heapless::Vec<(u32, u32), KNOWN>,
 }
 
 impl ServerTasks {
@@ -38,8 +38,8 @@ impl ServerTasks {
     pub fn take<W: Write>(&mut self, e: &event::Task, enc: &mut Encoder<W>) -> Result<(), WriteError> {
         let (pid, tid, t) = (e.h.tgid, e.h.tid, e.h.ts as i64);
         if e.slot != ARRIVES {
-            self.add_worker(tid);
-            // Of what is no request a result has no slot; of a request that had a result the slot is known.
+            self.add_worker((pid, tid));
+            // Results without a slot: of what is no request, and of a part of an answer.
             let seq = u64::try_from(e.slot).ok().filter(|slot| *slot < SLOTS);
             if seq.is_none() || !self.waiting.iter().any(|w| *w == (pid, e.task)) {
                 return Ok(());
@@ -48,7 +48,7 @@ impl ServerTasks {
             return enc.server_task(&ServerTask { pid, tid, t, task: e.task.into(), seq });
         }
         // The thread that computes posts tasks to itself.
-        if self.workers.contains(&tid) {
+        if self.workers.contains(&(pid, tid)) || e.task < 0 {
             return Ok(());
         }
         for task in (0..self.number(pid, e.bytes)).filter_map(|i| e.task.checked_add(i)) {
@@ -65,6 +65,7 @@ impl ServerTasks {
     pub fn forget(&mut self, pid: u32) {
         self.remove(|w| w.0 == pid);
         self.one.retain(|o| o.0 != pid);
+        self.workers.retain(|w| w.0 != pid);
     }
 
     fn remove(&mut self, which: impl Fn((u32, i32)) -> bool) {
@@ -75,12 +76,12 @@ impl ServerTasks {
         }
     }
 
-    fn add_worker(&mut self, tid: u32) {
-        if !self.workers.contains(&tid) {
+    fn add_worker(&mut self, thread: (u32, u32)) {
+        if !self.workers.contains(&thread) {
             if self.workers.is_full() {
                 self.workers.remove(0);
             }
-            let _ = self.workers.push(tid);
+            let _ = self.workers.push(thread);
         }
     }
 
@@ -130,12 +131,13 @@ mod tests {
             event(6, 1, -1, 0),
             Task { h: Head { tgid: 4, ..Head::default() }, ..event(6, 1, 0, 0) },
             event(6, 1, 0, 0),
-            // No number follows; no array is as long.
+            // Cancelled ones have no number of their own. No number follows; no array is as long.
+            event(9, -1, ARRIVES, 5520),
             event(9, i32::MAX, ARRIVES, u64::MAX - u64::MAX % 2760),
         ];
         told.iter().for_each(|e| tasks.take(e, &mut enc).expect("memory takes it"));
         tasks.forget(5);
-        assert!(tasks.waiting.is_empty() && tasks.one.is_empty());
+        assert!(tasks.waiting.is_empty() && tasks.one.is_empty() && !tasks.workers.contains(&(5, 6)));
         (0..2000).for_each(|n| tasks.take(&event(7, n, ARRIVES, 0), &mut enc).expect("memory takes it"));
         assert_eq!(tasks.waiting.len(), WAITING);
         let trace =

@@ -362,6 +362,10 @@ impl Live {
         let own = Phase::of_width(width.into());
         let (pid, end) = (Some(g.pid), ending(g.cut, g.device));
         self.call(pid, CallSource::SchedulerGraph, own, known(width), g.dur, end);
+        // How many of them a draft brings is not known.
+        if g.token.and_then(|seq| self.batches.of(seq)) == Some(BatchShape::Drafts) {
+            sums.op_tokens = 0;
+        }
         let of_call = g.token.map(|seq| (seq, self.widen(seq, width)));
         match of_call {
             Some((seq, Phase::Unknown)) => self.hold(AwaitedRecord::Call(seq), pid, &sums, 0),

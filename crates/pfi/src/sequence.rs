@@ -72,7 +72,7 @@ pub struct MemoryCall {
     pub until: i64,
 }
 
-/// A request of a server: it is taken in, or the server has its first result.
+/// A request of a server: it is taken in, or the server has the first result of it that names a sequence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ServerTask {
     pub pid: u32,
@@ -80,6 +80,6 @@ pub struct ServerTask {
     pub t: i64,
     /// The server's number of the request.
     pub task: i64,
-    /// The sequence that computes it, known with its first result; absent: it is taken in.
+    /// The sequence that computes it; absent: it is taken in.
     pub seq: Option<u64>,
 }

@@ -68,7 +68,11 @@ impl SequenceTracker {
     pub fn chunk(&mut self, key: SeqKey, chunk: &Chunk, encoded: bool) -> Option<ChunkSeen> {
         let seen = self.states.contains_key(&key);
         if !seen && self.states.len() >= SEQUENCES {
-            return None;
+            // Most likely those of processes that have ended.
+            self.states.retain(|other, _| other.0 == key.0);
+            if self.states.len() >= SEQUENCES {
+                return None;
+            }
         }
         Some(self.states.entry(key).or_default().chunk(chunk, encoded, seen))
     }
@@ -121,12 +125,13 @@ impl SeqState {
         let accepted = of_draft.map(|(from, _)| self.settle(from, chunk.pos));
         let follows = self.next.is_none_or(|next| chunk.pos < 0 || chunk.pos == next);
         let open = self.requested && follows && !self.fresh;
-        let late = !seen && chunk.tokens == 1 && chunk.outputs == 1 && chunk.pos > 0;
+        let late = !seen && chunk.outputs == chunk.tokens && chunk.pos > 0;
         let work = match open && self.answered {
             _ if encoded => ChunkWork::Encode,
             true if chunk.tokens == 1 => ChunkWork::Decode,
             true if chunk.outputs == chunk.tokens => ChunkWork::Verify,
-            false if late && !open => ChunkWork::Decode,
+            false if late && !open && chunk.tokens == 1 => ChunkWork::Decode,
+            false if late && !open => ChunkWork::Verify,
             _ => ChunkWork::Prefill,
         };
         let begins = !open || (work == ChunkWork::Prefill && self.stepped);
@@ -178,13 +183,14 @@ impl SeqState {
     }
 }
 
-/// Contexts of draft models: they compute again what another context of their process, the target, has computed, or compute
-/// beforehand what it verifies.
+/// Contexts of draft models: between two chunks of a sequence, they compute the tokens that another context of their process
+/// verifies with the second.
 #[derive(Debug, Default)]
 pub struct DraftContexts {
     known: Vec<(u32, u64)>,
-    /// The last chunk of each sequence.
-    last: HashMap<SeqKey, Chunk>,
+    /// The last chunk of each sequence, and its number among all chunks.
+    last: HashMap<SeqKey, (Chunk, u64)>,
+    chunks: u64,
 }
 
 /// Maximum contexts of draft models.
@@ -193,37 +199,45 @@ const DRAFTS: usize = 64;
 impl DraftContexts {
     /// Whether a chunk is computed for a draft model.
     pub fn has(&mut self, key: SeqKey, chunk: &Chunk) -> bool {
-        let same = |c: &Chunk| chunk.pos >= 0 && (c.pos, c.tokens) == (chunk.pos, chunk.tokens);
-        if !self.known.contains(&(key.0, key.1)) && self.beside(key).any(|(_, c)| same(c)) {
-            self.add(key);
+        self.chunks += 1;
+        let before = self.last.get(&key).map_or(0, |(_, number)| *number);
+        // A program may give the address to another context: nobody else computed the sequence, which begins anew.
+        if chunk.pos == 0 && chunk.tokens > 1 && !self.beside(key).any(|(_, last)| last.1 > before) {
+            self.known.retain(|k| *k != (key.0, key.1));
         }
-        let known = self.known.contains(&(key.0, key.1));
-        if !known && (self.last.len() < SEQUENCES || self.last.contains_key(&key)) {
-            self.last.insert(key, *chunk);
+        if self.last.len() < SEQUENCES || self.last.contains_key(&key) {
+            self.last.insert(key, (*chunk, self.chunks));
         }
-        known
+        self.known.contains(&(key.0, key.1))
     }
 
-    /// A draft is verified: a context that has computed its tokens before is that of a draft model, and is returned.
+    /// Whether this context is that of a draft model, as far as is known.
+    pub fn contains(&self, key: SeqKey) -> bool {
+        self.known.contains(&(key.0, key.1))
+    }
+
+    /// A draft is verified, before [`DraftContexts::has`] is told: a context that has computed its tokens since the last chunk
+    /// of this sequence is that of a draft model, and is returned if it was not known.
     pub fn verified(&mut self, key: SeqKey, chunk: &Chunk) -> Option<u64> {
         let until = chunk.pos.saturating_add_unsigned(chunk.tokens);
-        let within = |c: &Chunk| c.tokens == 1 && chunk.pos >= 0 && c.pos >= chunk.pos && c.pos < until;
-        let found = self.beside(key).find(|(_, c)| within(c)).map(|(k, _)| *k)?;
-        self.add(found);
-        Some(found.1)
+        let since = self.last.get(&key).map_or(u64::MAX, |(_, number)| *number);
+        let drafted = |(c, number): &(Chunk, u64)| {
+            *number > since && c.tokens == 1 && chunk.pos >= 0 && c.pos >= chunk.pos && c.pos < until
+        };
+        let context = self.beside(key).find(|(_, last)| drafted(last)).map(|(k, _)| k.1)?;
+        let new = !self.known.contains(&(key.0, context));
+        if new {
+            if self.known.len() == DRAFTS {
+                self.known.remove(0);
+            }
+            self.known.push((key.0, context));
+        }
+        new.then_some(context)
     }
 
     /// The same sequence in other contexts of the process.
-    fn beside(&self, key: SeqKey) -> impl Iterator<Item = (&SeqKey, &Chunk)> {
+    fn beside(&self, key: SeqKey) -> impl Iterator<Item = (&SeqKey, &(Chunk, u64))> {
         self.last.iter().filter(move |(k, _)| (k.0, k.2) == (key.0, key.2) && k.1 != key.1)
-    }
-
-    fn add(&mut self, key: SeqKey) {
-        if self.known.len() == DRAFTS {
-            self.known.remove(0);
-        }
-        self.known.push((key.0, key.1));
-        self.last.retain(|k, _| (k.0, k.1) != (key.0, key.1));
     }
 
     /// Forgets contexts of these processes.
@@ -325,23 +339,34 @@ mod tests {
         assert_eq!((late(&mut t, 40), late(&mut t, 41)), (Some(true), Some(false)));
         t.forget(|key| key.0 == 1);
         assert_eq!(late(&mut t, 42), Some(true));
+        // A draft, too.
+        let seen = t.chunk((1, 2, 4), &chunk(40, 5, 5), false);
+        assert_eq!(seen.map(|s| (s.work, s.late)), Some((ChunkWork::Verify, true)));
     }
 
     #[test]
-    fn a_draft_model_computes_what_its_target_does() {
+    fn a_draft_model_computes_what_its_target_verifies() {
         let mut d = DraftContexts::default();
-        let (target, draft) = ((1, 2, 3), (1, 9, 3));
-        assert!(!d.has(target, &chunk(0, 8, 1)));
-        // Another process, another sequence, another prompt.
-        assert!(!d.has((2, 9, 3), &chunk(0, 8, 1)) && !d.has((1, 9, 4), &chunk(0, 8, 1)));
-        assert!(!d.has(draft, &chunk(0, 7, 1)) && !d.has(draft, &chunk(8, 1, 1)));
-        assert_eq!(d.verified(target, &chunk(9, 5, 5)), None);
+        let (target, draft, other) = ((1, 2, 3), (1, 9, 3), (1, 4, 3));
+        // The same prompt, and the same positions, are no sign: two models may be asked the same.
+        for key in [target, draft, other, (2, 9, 3)] {
+            assert!(!d.has(key, &chunk(0, 8, 1)));
+        }
+        assert!(!d.has(other, &chunk(8, 1, 1)) && !d.has(target, &chunk(8, 1, 1)));
+        assert!(!d.has(draft, &chunk(9, 1, 1)) && !d.has(draft, &chunk(10, 1, 1)));
+        // Nor is what was computed before the target's last call.
         assert_eq!(d.verified(target, &chunk(8, 5, 5)), Some(9));
-        assert!(d.has(draft, &chunk(9, 1, 1)) && !d.has(target, &chunk(9, 5, 5)));
-        let mut d = DraftContexts::default();
-        assert!(!d.has(target, &chunk(0, 8, 1)) && d.has(draft, &chunk(0, 8, 1)));
+        assert_eq!(d.verified(target, &chunk(8, 5, 5)), None);
+        assert!(
+            d.has(draft, &chunk(9, 1, 1))
+                && !d.has(target, &chunk(9, 5, 5))
+                && !d.has(other, &chunk(9, 1, 1))
+        );
+        // With another prompt it stays one; alone, it is another context at the same address.
+        assert!(!d.has(target, &chunk(0, 8, 1)) && d.has(draft, &chunk(0, 7, 1)));
+        assert!(!d.has(draft, &chunk(0, 7, 1)));
         d.forget(|pid| pid == 1);
-        assert!(!d.has(draft, &chunk(0, 8, 1)));
+        assert!(d.last.len() == 1 && d.known.is_empty());
     }
 
     #[test]

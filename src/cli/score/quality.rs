@@ -124,6 +124,27 @@ fn difference(a: &Answer, b: &Answer) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn any_text_is_accuracies_or_an_error(text in "([a-z .]{0,9}[ \\t][-+0-9.e%#nai]{0,8}\n?){0,6}|.{0,80}") {
+            match table(&text) {
+                Ok(all) => prop_assert!(all.values().all(|share| (0.0..=1.0).contains(share))),
+                Err(why) => prop_assert!(why.starts_with("line ")),
+            }
+        }
+
+        #[test]
+        fn any_text_is_an_answer_or_an_error(key in "[a-z_]{0,8}", number in any::<f64>(), text in ".{0,60}") {
+            let fields = r#""text":"t","text_id":"i","vocabulary_id":"v","context":8,"scored":4"#;
+            for text in [text, format!(r#"{{{fields},"perplexity":{number}}}"#), format!(r#"{{{fields},"{key}":{number}}}"#)] {
+                if let Ok(answer) = serde_json::from_str::<Answer>(&text) {
+                    prop_assert!(answer.perplexity.is_finite());
+                }
+            }
+        }
+    }
 
     #[test]
     fn accuracies_are_read_as_people_write_them() {

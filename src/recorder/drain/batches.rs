@@ -49,7 +49,7 @@ impl<W: Write> Drain<W> {
             shown.memory_calls += 1;
         }
         let Some(m) = self.sequences.memory(e) else { return Ok(()) };
-        self.process_tree.requests.memory(&m);
+        self.process_tree.requests.memory(&m, self.waiting.holds(m.pid));
         self.enc.memory(&m)
     }
 }

@@ -10,6 +10,8 @@ use pfi::track::{ChunkSeen, ChunkWork, DraftContexts, RequestNow, RequestPhase, 
 
 /// Maximum sequences with a request.
 const MOST: usize = 512;
+/// Maximum changes of memory kept.
+const CHANGES: usize = 256;
 /// Maximum contexts that have a number.
 const CONTEXTS: usize = 256;
 
@@ -40,6 +42,8 @@ struct Open {
     first: Option<u64>,
     told: bool,
     step: Option<LastStep>,
+    /// Until when another context computed the last chunk again: a draft model, if the next chunk verifies a draft.
+    echo: Option<u64>,
     /// When the last token was there that was counted.
     token: u64,
     now: RequestNow,
@@ -61,6 +65,7 @@ impl Open {
             first: None,
             told: false,
             step: None,
+            echo: None,
             token: call.start,
             now: RequestNow { cached_tokens, ..RequestNow::default() },
             scores: false,
@@ -85,10 +90,7 @@ impl Open {
         if !self.missed {
             self.tell_first(tally);
             let each = step.end.saturating_sub(self.token) / tokens.max(1);
-            let times = step.tokens.map_or(0, |n| n.min(u64::from(u16::MAX)));
-            for _ in 0..times {
-                tally.observe_request(&ObservedRequest { output_token_ns: &[each], ..Default::default() });
-            }
+            tally.observe_tokens(each, step.tokens.unwrap_or(0));
         }
         self.token = step.end;
     }
@@ -136,6 +138,13 @@ impl Open {
         (self.last, self.chunk) = (end, *chunk);
     }
 
+    /// The result of the last draft is known.
+    fn settle(&mut self, accepted: u64) {
+        if let Some(step) = &mut self.step {
+            step.tokens = Some(accepted.min(step.drafted).saturating_add(1));
+        }
+    }
+
     /// A draft model has computed the same until `end`.
     fn delay(&mut self, end: u64) {
         self.last = end;
@@ -176,6 +185,8 @@ pub struct KnownRequests {
     sequences: SequenceTracker,
     open: Vec<Open>,
     drafts: DraftContexts,
+    /// Changes of memory that follow a call of which the end is not known yet.
+    changes: Vec<MemoryCall>,
     /// Contexts, in the order in which they computed first.
     contexts: Vec<(u32, u64)>,
 }
@@ -185,13 +196,21 @@ impl KnownRequests {
     pub fn call(&mut self, call: &RequestCall, chunk: &Chunk, tally: &mut RequestTally) {
         let (pid, context) = (call.pid, call.context);
         let key = (pid, context, chunk.seq);
-        if self.drafts.has(key, chunk) {
-            self.drop_context(pid, context);
-            return self.delay(call, chunk);
+        if self.drafts.contains(key) && self.drafts.has(key, chunk) {
+            return self.echo(call, chunk, true);
         }
+        self.catch_up(pid, call.start);
         let Some(seen) = self.sequences.chunk(key, chunk, false) else {
+            tally.tokens += u64::from(chunk.tokens == 1);
             return tally.miss(Unobserved::Crowded);
         };
+        if seen.work == ChunkWork::Verify
+            && let Some(draft) = self.drafts.verified(key, chunk)
+        {
+            self.drop_context(pid, draft, tally);
+        }
+        self.drafts.has(key, chunk);
+        self.echo(call, chunk, false);
         if !self.contexts.contains(&(pid, context)) && self.contexts.len() < CONTEXTS {
             self.contexts.push((pid, context));
         }
@@ -200,16 +219,10 @@ impl KnownRequests {
         if shadow {
             open.miss(Unobserved::Contexts, tally);
         }
-        match call.end {
-            Some(end) => open.take(chunk, seen.work, end),
-            None => open.miss(Unobserved::EndUnseen, tally),
+        if call.end.is_none() {
+            open.miss(Unobserved::EndUnseen, tally);
         }
-        open.last = open.last.max(call.start);
-        if seen.work == ChunkWork::Verify
-            && let Some(context) = self.drafts.verified(key, chunk)
-        {
-            self.drop_context(pid, context);
-        }
+        open.take(chunk, seen.work, call.end.unwrap_or(call.start));
     }
 
     /// The request of a chunk, which is the next one of its sequence if it begins one.
@@ -234,8 +247,9 @@ impl KnownRequests {
         };
         let open = self.open.get_mut(at)?;
         open.run = call.run;
-        if let (Some(accepted), Some(step)) = (seen.accepted, &mut open.step) {
-            step.tokens = Some(accepted.saturating_add(1));
+        seen.accepted.into_iter().for_each(|accepted| open.settle(accepted));
+        if let Some(end) = open.echo.take().filter(|_| seen.work == ChunkWork::Verify) {
+            open.delay(end);
         }
         if seen.begins {
             open.complete(tally);
@@ -252,23 +266,29 @@ impl KnownRequests {
         Some(open)
     }
 
-    /// A draft model computes a chunk: if its target has just computed it, what that brought is there only now.
-    fn delay(&mut self, call: &RequestCall, chunk: &Chunk) {
+    /// Another context computes a chunk that a request has just computed. `draft`: it is a draft model's, and what the chunk
+    /// brought is there only now; otherwise the next chunk decides.
+    fn echo(&mut self, call: &RequestCall, chunk: &Chunk, draft: bool) {
         let same = |o: &&mut Open| {
             o.going
                 && (o.key.0, o.chunk.seq) == (call.pid, chunk.seq)
+                && o.key.1 != call.context
                 && (o.chunk.pos, o.chunk.tokens) == (chunk.pos, chunk.tokens)
                 && o.last <= call.start
         };
-        if let (Some(target), Some(end)) = (self.open.iter_mut().find(same), call.end) {
-            target.delay(end);
+        match (self.open.iter_mut().find(same), call.end) {
+            (Some(target), Some(end)) if draft => target.delay(end),
+            (Some(target), end) => target.echo = end,
+            (None, _) => {}
         }
     }
 
     /// A context is that of a draft model: it has no requests.
-    fn drop_context(&mut self, pid: u32, context: u64) {
+    fn drop_context(&mut self, pid: u32, context: u64, tally: &mut RequestTally) {
         self.contexts.retain(|c| *c != (pid, context));
-        self.open.retain(|o| (o.key.0, o.key.1) != (pid, context));
+        let of = |o: &Open| (o.key.0, o.key.1) == (pid, context);
+        self.open.iter_mut().filter(|o| of(o)).for_each(|o| o.miss(Unobserved::Contexts, tally));
+        self.open.retain(|o| !of(o));
     }
 
     /// Whether a request begins where one of another context has just begun: it may be that of a draft model.
@@ -286,12 +306,31 @@ impl KnownRequests {
         oldest.map(|i| self.open.swap_remove(i)).is_some()
     }
 
-    /// A change of a context's memory.
-    pub fn memory(&mut self, m: &MemoryCall) {
+    /// A change of a context's memory. `held`: a call of the process has returned, and waits for its end on a device.
+    pub fn memory(&mut self, m: &MemoryCall, held: bool) {
+        if !held && self.changes.iter().all(|c| c.pid != m.pid) {
+            return self.change(m);
+        }
+        if self.changes.len() == CHANGES {
+            let first = self.changes.remove(0);
+            self.change(&first);
+        }
+        self.changes.push(*m);
+    }
+
+    /// Applies the changes of a process's memory before `t`.
+    fn catch_up(&mut self, pid: u32, t: u64) {
+        let due = |m: &MemoryCall| m.pid == pid && m.t <= t as i64;
+        while let Some(at) = self.changes.iter().position(due) {
+            let m = self.changes.remove(at);
+            self.change(&m);
+        }
+    }
+
+    fn change(&mut self, m: &MemoryCall) {
         let KnownRequests { sequences, open, .. } = self;
         sequences.memory(m, &mut |key, accepted| {
-            let step = open.iter_mut().find(|o| o.key == key).and_then(|o| o.step.as_mut());
-            step.into_iter().for_each(|step| step.tokens = Some(accepted.saturating_add(1)));
+            open.iter_mut().find(|o| o.key == key).into_iter().for_each(|o| o.settle(accepted));
         });
     }
 
@@ -330,6 +369,7 @@ impl KnownRequests {
         let of = |p: u32| pid.is_none_or(|pid| p == pid);
         self.open.retain(|o| !of(o.key.0));
         self.drafts.forget(of);
+        self.changes.retain(|m| !of(m.pid));
         self.contexts.retain(|c| !of(c.0));
         self.sequences.forget(|key| of(key.0));
     }

@@ -33,10 +33,11 @@ impl Session {
         }
     }
 
-    /// Lost events of calls on batches.
+    /// Lost events of calls on batches, and of what they compute.
     fn lost_calls(&self) -> u64 {
         let kinds = self.source.event_stats().kinds;
-        let lost = |kind: ev_kind| kinds[kind.0 as usize].lost;
-        lost(ev_kind::EV_TOKEN_ENTER) + lost(ev_kind::EV_TOKEN_EXIT)
+        let of_calls =
+            [ev_kind::EV_TOKEN_ENTER, ev_kind::EV_TOKEN_EXIT, ev_kind::EV_UBATCH, ev_kind::EV_MEMORY];
+        of_calls.iter().map(|kind| kinds[kind.0 as usize].lost).sum()
     }
 }

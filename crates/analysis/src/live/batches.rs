@@ -10,6 +10,9 @@ use pfi::track::{ChunkWork, DraftContexts, SeqKey, SequenceTracker};
 /// Calls whose batch is known, and whose end is still to come.
 const CALLS: usize = 64;
 
+/// Sequences whose last work is known.
+const SEQUENCES: usize = 4096;
+
 /// What a batch has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum BatchShape {
@@ -148,6 +151,11 @@ impl<T> Batches<T> {
         let (mut tokens, mut open) = (0u64, Vec::new());
         for c in &batch.chunks {
             let key = (pid, batch.context, c.seq);
+            // What follows a draft says which context made it.
+            let verifies = shape == BatchShape::Drafts && c.tokens > 1;
+            if verifies && !self.drafts.contains(key) {
+                self.drafts.verified(key, c);
+            }
             // A draft model's tokens are those of its target, whose answer it prolongs.
             if self.drafts.has(key, c) {
                 let of_target = self.last.get(&(pid, c.seq));
@@ -158,14 +166,21 @@ impl<T> Batches<T> {
             }
             let seen = self.sequences.chunk(key, c, false);
             if let Some(seen) = seen {
-                // As many as are followed.
+                if self.last.len() == SEQUENCES {
+                    self.last.clear();
+                }
                 self.last.insert((pid, c.seq), seen.work);
             }
             if let Some(accepted) = seen.and_then(|s| s.accepted) {
                 self.settle(key, accepted);
             }
+            if seen.is_some_and(|s| s.begins || s.work == ChunkWork::Verify) {
+                // Its last draft has no result any more.
+                while self.verifying.iter().any(|v| v.open.contains(&key)) {
+                    self.settle(key, 0);
+                }
+            }
             if seen.is_some_and(|s| s.work == ChunkWork::Verify) {
-                self.drafts.verified(key, c);
                 open.push(key);
             } else {
                 tokens = tokens.saturating_add(c.tokens);
@@ -254,34 +269,38 @@ mod tests {
         let mut batches = Batches::default();
         let call = |batches: &mut Batches<u64>, seq: u64, context: u64, data: &[u8]| {
             batches.take(&Ubatch { context, ..part(seq, data) });
-            batches.end(seq, 1, seq as i64, seq).1
+            batches.end(seq, 1, seq as i64, seq)
         };
-        // Zigzag of the sequence and the position, tokens, results. The target's prompt, and its draft model's.
-        assert_eq!(call(&mut batches, 1, 7, &[0, 0, 4, 1]), Brought::Tokens(1, 4));
-        assert_eq!(call(&mut batches, 2, 9, &[0, 0, 4, 1]), Brought::Tokens(2, 0));
-        assert_eq!(call(&mut batches, 3, 9, &[0, 8, 1, 1]), Brought::Tokens(3, 0));
+        let brought =
+            |batches: &mut Batches<u64>, seq, context, data: &[u8]| call(batches, seq, context, data).1;
+        // Zigzag of the sequence and the position, tokens, results. The target's prompt and next token, the draft model's.
+        assert_eq!(brought(&mut batches, 1, 7, &[0, 0, 4, 1]), Brought::Tokens(1, 4));
+        assert_eq!(brought(&mut batches, 2, 7, &[0, 8, 1, 1]), Brought::Tokens(2, 1));
+        assert_eq!(brought(&mut batches, 3, 9, &[0, 10, 1, 1]), Brought::Tokens(3, 1));
         // Three drafted tokens and the one before; another sequence in the same call.
-        assert_eq!(call(&mut batches, 4, 7, &[0, 8, 4, 4, 2, 0, 5, 1]), Brought::Later);
+        assert_eq!(brought(&mut batches, 4, 7, &[0, 10, 4, 4, 2, 0, 1, 1]), Brought::Later);
         assert!(batches.settled().is_empty());
-        // Two were accepted: with the one after them, three tokens and a prompt of five.
-        assert_eq!(call(&mut batches, 5, 7, &[0, 14, 2, 2]), Brought::Later);
-        assert_eq!(batches.settled(), [(4, 8)]);
-        // What the draft model computes again is no prompt.
-        batches.take(&Ubatch { context: 9, ..part(6, &[0, 14, 2, 1]) });
-        assert_eq!(batches.end(6, 1, 6, 6), (Some(BatchShape::Drafts), Brought::Tokens(6, 0)));
-        let what = pfi::record::MemoryChange::Remove;
-        batches.memory(&MemoryCall {
-            pid: 1,
-            tid: 1,
-            t: 9,
-            context: 7,
-            what,
-            seq: 0,
-            to: 0,
-            from: 9,
-            until: -1,
-        });
-        assert_eq!(call(&mut batches, 10, 7, &[0, 18, 2, 2]), Brought::Later);
-        assert_eq!((batches.settled(), batches.finish()), (vec![(5, 2)], vec![(10, 1)]));
+        // What the draft model computes again is no prompt, and brings nothing.
+        assert_eq!(
+            call(&mut batches, 5, 9, &[0, 10, 4, 1]),
+            (Some(BatchShape::Drafts), Brought::Tokens(5, 0))
+        );
+        // Two were accepted: with the one after them, three tokens and the other sequence's.
+        assert_eq!(brought(&mut batches, 6, 7, &[0, 16, 2, 2]), Brought::Later);
+        assert_eq!(batches.settled(), [(4, 4)]);
+        let remove = |seq, from, t| {
+            let what = pfi::record::MemoryChange::Remove;
+            MemoryCall { pid: 1, tid: 1, t, context: 7, what, seq, to: 0, from, until: -1 }
+        };
+        batches.memory(&remove(0, 10, 7));
+        assert_eq!(brought(&mut batches, 10, 7, &[0, 20, 2, 2]), Brought::Later);
+        assert_eq!(batches.settled(), [(6, 2)]);
+        // The request ends without a result of its last draft: that brought one token at least, and the next request's
+        // drafts have their own results.
+        batches.memory(&remove(0, 0, 11));
+        assert_eq!(brought(&mut batches, 12, 7, &[0, 0, 4, 1]), Brought::Tokens(12, 4));
+        assert_eq!(batches.settled(), [(10, 1)]);
+        assert_eq!(brought(&mut batches, 13, 7, &[0, 8, 3, 3]), Brought::Later);
+        assert_eq!(batches.finish(), [(13, 1)]);
     }
 }
