@@ -125,7 +125,9 @@ impl SeqState {
         let accepted = of_draft.map(|(from, _)| self.settle(from, chunk.pos));
         let follows = self.next.is_none_or(|next| chunk.pos < 0 || chunk.pos == next);
         let open = self.requested && follows && !self.fresh;
-        let late = !seen && chunk.outputs == chunk.tokens && chunk.pos > 0;
+        // Where positions are not known, one token is more likely to be a token than a prompt.
+        let far = chunk.pos > 0 || (chunk.pos < 0 && chunk.tokens == 1);
+        let late = !seen && chunk.outputs == chunk.tokens && far;
         let work = match open && self.answered {
             _ if encoded => ChunkWork::Encode,
             true if chunk.tokens == 1 => ChunkWork::Decode,
@@ -339,6 +341,12 @@ mod tests {
         assert_eq!((late(&mut t, 40), late(&mut t, 41)), (Some(true), Some(false)));
         t.forget(|key| key.0 == 1);
         assert_eq!(late(&mut t, 42), Some(true));
+        // Without positions, too; a prompt is none.
+        let blind = |t: &mut SequenceTracker, seq, n, outputs| {
+            t.chunk((1, 2, seq), &Chunk { seq, pos: -1, tokens: n, outputs }, false).map(|s| (s.work, s.late))
+        };
+        assert_eq!(blind(&mut t, 5, 1, 1), Some((ChunkWork::Decode, true)));
+        assert_eq!(blind(&mut t, 6, 9, 1), Some((ChunkWork::Prefill, false)));
         // A draft, too.
         let seen = t.chunk((1, 2, 4), &chunk(40, 5, 5), false);
         assert_eq!(seen.map(|s| (s.work, s.late)), Some((ChunkWork::Verify, true)));
