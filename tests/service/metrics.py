@@ -542,23 +542,23 @@ class Live(Service):
         ended = lambda: of(self.get(address)[1], "profinfer_runs_total", ("outcome", "recorded"))
         missed = lambda: of(self.get(address)[1], "profinfer_runs_total", ("outcome", "missed"))
         before = ended() + missed()
-        self.run_it(program, "run", "-m", self.model, "-p", "40", "-n", "30", "-t", "1", "-r", "5")
+        self.run_it(program, "run", "-m", self.model, "-p", "40", "-n", "30", "-t", "1", "-r", "20")
         until("its run is over", lambda: ended() + missed() == before + 1)
         return self.get(address)[1]
 
     def complete(self, program, service):
-        """Runs the program until all five requests of a run were recorded: the first run's recorder begins later, and
-        even one that knows the engine can miss the first call of so small a model. Returns the metrics after it."""
+        """Runs the program until five or more requests of a run were recorded: the first run's recorder begins later, and
+        even one that knows the engine can miss the first requests of so small a model. Returns the metrics after it."""
         text = self.get(service[2])[1]
         for _ in range(20):
             before, text = text, self.compute(program, service)
             names = [f"{TTFT}_count", f"{DURATION}_count", f"{TPOT}_count", "profinfer_tokens_total"]
             first, over, tokens, decoded = [(of(text, name) or 0) - (of(before, name) or 0) for name in names]
             self.assertEqual(first, over, text)
-            # Before the five there is one of a single token, to warm up.
+            # Before the twenty there is one of a single token, to warm up.
             self.assertIn(tokens, [30 * first, 30 * (first - 1) + 1], text)
             self.assertLessEqual(tokens, decoded, text)
-            self.assertLessEqual(decoded, 151, text)
+            self.assertLessEqual(decoded, 601, text)
             if first >= 5:
                 return text
         self.fail(f"no run was recorded completely: {text}\n{(service[1] / 'log').read_text()}")
