@@ -77,7 +77,7 @@ impl Histogram {
         self.observe_times(bounds, ns, 1);
     }
 
-    /// Counts a duration so many times.
+    /// Counts the same duration several times.
     fn observe_times(&mut self, bounds: &[u64], ns: u64, times: u64) {
         let at = bounds.partition_point(|&bound| bound < ns);
         if let Some(n) = self.counts.get_mut(at) {

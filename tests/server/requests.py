@@ -198,7 +198,7 @@ def queue(bed):
     server = Server(bed, "queue", 2)
     try:
         with concurrent.futures.ThreadPoolExecutor(6) as pool:
-            # Requests are told apart by the lengths of their prompts.
+            # The length of its prompt identifies a request.
             asked = [[300 + i] * (20 + 30 * (i * 7 % 12)) for i in range(12)]
             waited = dict(zip(map(len, asked), pool.map(lambda p: first_token(server.port, p), asked)))
     finally:

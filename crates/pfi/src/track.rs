@@ -218,8 +218,8 @@ impl DraftContexts {
         self.known.contains(&(key.0, key.1))
     }
 
-    /// A draft is verified, before [`DraftContexts::has`] is told: a context that has computed its tokens since the last chunk
-    /// of this sequence is that of a draft model, and is returned if it was not known.
+    /// Call this for a chunk that verifies a draft, before [`DraftContexts::has`]. A context that computed its tokens since
+    /// the last chunk of this sequence is that of a draft model; it is returned if it was not known.
     pub fn verified(&mut self, key: SeqKey, chunk: &Chunk) -> Option<u64> {
         let until = chunk.pos.saturating_add_unsigned(chunk.tokens);
         let since = self.last.get(&key).map_or(u64::MAX, |(_, number)| *number);

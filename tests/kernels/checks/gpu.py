@@ -101,9 +101,9 @@ def judge(run, book):
     book.expect(pids == {engine}, f"submitted by {pids}, the engine is {engine}")
     wrong = [(job, row) for job, row in zip(jobs, found) if not in_order(*job, *row[2:])]
     book.expect(not wrong, f"{len(wrong)} of {len(jobs)} submissions do not fit the device's own times, the first: {wrong[:1]}")
-    # A job's end is told before the device sees the next one.
+    # A job's end is recorded before the device sees the next one.
     late = [n for n, (row, following) in enumerate(zip(found, jobs[1:])) if row[-1] > following[2]]
-    book.expect(not late, f"ends that are told after the device had the next job: {late}")
+    book.expect(not late, f"ends recorded after the device had the next job: {late}")
     judge_report(run.json("report.json"), jobs, found, book)
 
 
