@@ -132,7 +132,7 @@ pub fn checkup(ask: &Ask<'_>) -> Checkup {
     };
     let op_site = target.as_ref().and_then(|t| t.engines.first()).and_then(|e| e.op_site);
     let mut all = Checkup {
-        tool: common::TOOL,
+        tool: crate::TOOL,
         machine: MachineFacts { kernel: m.kernel, arch: m.arch, cpu_model: m.cpu_model },
         privileges: checks,
         kernel,

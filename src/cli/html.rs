@@ -171,7 +171,7 @@ fn single(file: &Path, options: &PageOptions) -> anyhow::Result<Vec<u8>> {
     let trace = open(file, "show")?;
     let found = analysed(&trace, file, options, options.slices)?;
     let mut page = Vec::new();
-    html::write(&mut page, &found, &shown(file), options.top)?;
+    html::write(&mut page, &found, &shown(file), options.top, crate::TOOL)?;
     Ok(page)
 }
 
@@ -189,7 +189,7 @@ fn compared(file: &Path, other: &Path, options: &PageOptions) -> anyhow::Result<
     let runs =
         [ComparedRun { name: &name_a, overview: &of_a }, ComparedRun { name: &name_b, overview: &of_b }];
     let mut page = Vec::new();
-    html::compare::write(&mut page, &runs, &changes, options.top)?;
+    html::compare::write(&mut page, &runs, &changes, options.top, crate::TOOL)?;
     Ok(page)
 }
 

@@ -4,7 +4,7 @@
 use super::args::{Argument, Choices, Command, Flag};
 use super::help;
 use super::program::Program;
-use common::VERSION;
+use crate::VERSION;
 
 /// Maximum length of a line of text in the source.
 const LINE: usize = 78;

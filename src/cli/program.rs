@@ -79,7 +79,7 @@ impl Program {
     fn run(&self, name: &str, given: Vec<OsString>) -> anyhow::Result<ExitCode> {
         let width = help::width();
         match name {
-            "-V" | "--version" => return print(&format!("{} {}\n", self.name, common::VERSION)),
+            "-V" | "--version" => return print(&format!("{} {}\n", self.name, crate::VERSION)),
             "-h" | "--help" | "help" => {
                 return print(&self.help(&given, width)?);
             }

@@ -51,7 +51,7 @@ fn run(args: &Args) -> Result<ExitCode> {
     };
     let file = args.path("conf")?.or_else(|| std::env::var_os("PROFINFER_CONF").map(Into::into));
     let file = file.map(|path| path.display().to_string());
-    match Service::begin(common::VERSION, file, &load, &mut log) {
+    match Service::begin(crate::VERSION, file, &load, &mut log) {
         Ok(mut service) => {
             service.run();
             Ok(ExitCode::SUCCESS)

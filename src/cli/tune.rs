@@ -171,7 +171,7 @@ fn run(args: &Args) -> anyhow::Result<ExitCode> {
             &file,
             OutputRules::read(args)?.hint(" with --html"),
             |()| true,
-            |out| render::html::choices::write(out, &answer),
+            |out| render::html::choices::write(out, &answer, crate::TOOL),
         )?;
     }
     if let Some(dir) = args.path("write-conf")? {

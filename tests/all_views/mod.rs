@@ -104,7 +104,7 @@ fn pages(out: &mut Out, trace: &Trace) {
     let (peaks, progress) = (options().peaks, LoadProgress::default());
     for cut in [Cut::default(), Cut { calls: (Some(1), Some(2)), ..Cut::default() }] {
         match overview(trace, &cut, &peaks, &progress) {
-            Ok(found) => render::html::write(out, &found, "x", 20).unwrap(),
+            Ok(found) => render::html::write(out, &found, "x", 20, "profinfer").unwrap(),
             Err(why) => said(&why),
         }
     }

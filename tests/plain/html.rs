@@ -211,7 +211,8 @@ fn the_page_is_as_it_was() {
     for (own, name) in [(STYLE, "STYLE"), (SCRIPT, "SCRIPT"), (STYLE_HASH, "HASH"), (SCRIPT_HASH, "HASH")] {
         got = got.replace(own, name);
     }
-    got = got.replace(&format!("content=\"profinfer {}\"", common::VERSION), "content=\"profinfer VERSION\"");
+    got = got
+        .replace(&format!("content=\"profinfer {}\"", profinfer::VERSION), "content=\"profinfer VERSION\"");
     let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/snapshots/page.html");
     if std::env::var_os("UPDATE_SNAPSHOTS").is_some() {
         std::fs::write(&path, &got).unwrap();
@@ -511,7 +512,7 @@ fn any_page(bytes: Vec<u8>) {
     let Ok(trace) = pfi::Trace::from_bytes(bytes) else { return };
     let found = overview(&trace, &Cut::default(), &[], &LoadProgress::default()).unwrap();
     let mut page = Vec::new();
-    render::html::write(&mut page, &found, "x", 100).unwrap();
+    render::html::write(&mut page, &found, "x", 100, "profinfer").unwrap();
     check(&text(&page));
 }
 

@@ -405,7 +405,7 @@ fn the_page_tells_what_devices_do() {
         let trace = run_probed(true, true, &enqueued, true, kernels);
         let found = overview(&trace, &Cut::default(), &[], &LoadProgress::default()).expect("an overview");
         let mut page = Vec::new();
-        render::html::write(&mut page, &found, "x", 100).expect("written");
+        render::html::write(&mut page, &found, "x", 100, "profinfer").expect("written");
         String::from_utf8(page).expect("text")
     };
     let without = page(&[]);

@@ -430,7 +430,7 @@ fn options(args: &Args, streams: Streams) -> Result<RecordOptions, Usage> {
         flush: Duration::from_millis(500),
         ring: None,
         calibration: None,
-        tool: format!("profinfer {}", common::VERSION),
+        tool: crate::TOOL.to_owned(),
         command_line: whole_line(args),
         cmdline: !args.flag("no-cmdline"),
     })

@@ -299,19 +299,19 @@ impl Job<'_> {
         let done = session.run(&self.scripts.check(&program.name))?;
         let version = done.text.lines().next().unwrap_or_default();
         match done.code {
-            Some(0) if version == common::TOOL => Ok(()),
+            Some(0) if version == crate::TOOL => Ok(()),
             Some(0 | 9) if !version.starts_with("profinfer ") => {
                 bail!("{} is not profinfer: its version is '{version}'", program.path.display())
             }
             Some(0) => {
-                self.tell(&format!("{} is {version}; this is {}", program.path.display(), common::TOOL));
+                self.tell(&format!("{} is {version}; this is {}", program.path.display(), crate::TOOL));
                 Ok(())
             }
             Some(9) => bail!(
                 "{} is too old ({version}) to record for this program, {}: run `make dist`, or give a newer one with \
                  --remote-program",
                 program.path.display(),
-                common::TOOL
+                crate::TOOL
             ),
             _ => bail!(
                 "{} does not run on {place} ({}): a static program is needed (`make dist`), and a directory that \

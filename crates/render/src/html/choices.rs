@@ -9,15 +9,15 @@ use crate::chart;
 use crate::tune as terminal;
 use tune::answer::{Answer, WorkAnswer};
 
-/// Writes the page.
+/// Writes the page. `tool` is the program and its version.
 ///
 /// # Errors
 /// `out` cannot be written.
-pub fn write(out: &mut dyn Write, a: &Answer) -> io::Result<()> {
+pub fn write(out: &mut dyn Write, a: &Answer, tool: &str) -> io::Result<()> {
     let works = a.works.iter().map(|w| (w.work, terminal::capital(w.work)));
     let sections: Vec<(&str, &str)> = std::iter::once(("best", "Best")).chain(works).collect();
     let name = format!("Choices for {}", a.command);
-    head(out, &PageHead { name: &name, about: &terminal::machine(a), sections: &sections })?;
+    head(out, &PageHead { name: &name, about: &terminal::machine(a), sections: &sections, tool })?;
     filters(out, &[], &BTreeSet::new())?;
     markup::section(out, "best", "Best")?;
     for line in &a.lines {
@@ -113,7 +113,7 @@ mod tests {
             seconds: 1.0,
         };
         let mut page = Vec::new();
-        write(&mut page, &answer).expect("memory");
+        write(&mut page, &answer, "profinfer").expect("memory");
         let page = String::from_utf8(page).expect("UTF-8");
         for part in [
             "<code>taskset -c 0 llama-cli -p '&lt;b&gt;'</code>",

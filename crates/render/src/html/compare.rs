@@ -24,16 +24,18 @@ pub struct ComparedRun<'o> {
 
 const SECTIONS: [(&str, &str); 3] = [("verdicts", "Verdicts"), ("changes", "Changes"), ("graph", "Graph")];
 
-/// Writes the page; the table of changes has at most `top` rows.
+/// Writes the page; the table of changes has at most `top` rows. `tool` is the program and its version.
 pub fn write(
     out: &mut dyn Write,
     runs: &[ComparedRun<'_>; 2],
     diff: &Result<Diff, Incomparable>,
     top: usize,
+    tool: &str,
 ) -> io::Result<()> {
     let [a, b] = runs;
     let name = format!("{} and {}", a.name, b.name);
-    head(out, &PageHead { name: &name, about: "Two runs compared, from A to B", sections: &SECTIONS })?;
+    let about = "Two runs compared, from A to B";
+    head(out, &PageHead { name: &name, about, sections: &SECTIONS, tool })?;
     filters(out, &[], &BTreeSet::new())?;
     markup::section(out, "verdicts", "Verdicts")?;
     writeln!(out, "<div class=\"pair\">")?;

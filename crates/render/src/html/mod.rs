@@ -72,14 +72,15 @@ const ONE_PHASE: [&str; 3] = ["graph", "roof", "threads"];
 /// Maximum layers to choose from in the filter.
 const LAYERS: usize = 512;
 
-/// Writes the page for the recording called `name`; each table has at most `top` rows.
-pub fn write(out: &mut dyn Write, o: &Overview, name: &str, top: usize) -> io::Result<()> {
+/// Writes the page for the recording called `name`; each table has at most `top` rows. `tool` is the program and its
+/// version.
+pub fn write(out: &mut dyn Write, o: &Overview, name: &str, top: usize, tool: &str) -> io::Result<()> {
     let graph = GraphSection::of(&o.dag);
     let machine = &o.report.run;
     let of: Vec<&str> =
         [machine.host.as_str(), &machine.cpu_model].into_iter().filter(|s| !s.is_empty()).collect();
     let recorded = if of.is_empty() { String::new() } else { format!("Recorded on {}", of.join(", ")) };
-    head(out, &PageHead { name, about: &recorded, sections: &SECTIONS })?;
+    head(out, &PageHead { name, about: &recorded, sections: &SECTIONS, tool })?;
     let names: Vec<&str> = o.report.phases.iter().map(|p| p.phase.name()).collect();
     filters(out, &names, &layers(o))?;
     let write: [Inside<'_>; 11] = [
@@ -116,6 +117,8 @@ pub fn write(out: &mut dyn Write, o: &Overview, name: &str, top: usize) -> io::R
 
 /// What the top of a page says.
 struct PageHead<'p> {
+    /// The program that writes it, and its version.
+    tool: &'p str,
     name: &'p str,
     about: &'p str,
     /// Ids and headings.
@@ -130,10 +133,10 @@ fn head(out: &mut dyn Write, page: &PageHead<'_>) -> io::Result<()> {
          <meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'sha256-{STYLE_HASH}'; \
          script-src 'sha256-{SCRIPT_HASH}'; base-uri 'none'; form-action 'none'\">\n\
          <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
-         <meta name=\"color-scheme\" content=\"light dark\">\n<meta name=\"generator\" content=\"profinfer {}\">\n\
+         <meta name=\"color-scheme\" content=\"light dark\">\n<meta name=\"generator\" content=\"{}\">\n\
          <title>{} - profinfer</title>\n<style>{STYLE}</style>\n</head>\n<body>\n\
          <a class=\"skip\" href=\"#main\">Skip to content</a>",
-        text(common::VERSION),
+        text(page.tool),
         text(page.name)
     )?;
     writeln!(out, "<header><h1>{}</h1><p>{}</p></header>", text(page.name), text(page.about))?;
