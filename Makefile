@@ -15,12 +15,18 @@ DRIVER := target/tests/engines
 # Tests whose results may differ without the recorder; the rest is compiled (lint), and run with the recorder.
 WITHOUT_AGENT := report_cli report_run runner_cli version_cli
 C_OF_TESTS := $(wildcard tests/*/*.[ch])
+# Suites of tests/live that are not part of `make live`: devices, and kills at system calls.
+DEVICES := cuda device hexagon layers opencl vulkan vulkan_logger
+RUST := python3 tests/suite/rust.py
+PARTS := python3 tests/suite/run.py
 
 START := $(shell date +%s)
 say = @t=$$(( $$(date +%s) - $(START) )); printf '\n== %d:%02d  %s\n' $$((t / 60)) $$((t % 60)) "$(1)"
 
 .NOTPARALLEL:
-.PHONY: layers check help setup setup-build setup-demo setup-dist setup-deb build dist demo demo-llama test lint fixtures engines driver unit test-service deb test-dist dist-check test-arm images test-arm64 asan live no-agent proptest setup-fuzz fuzz fuzz-quick kill-points faults clean
+.PHONY: layers check help setup setup-build setup-demo setup-dist setup-deb build dist demo demo-llama test test-all test-change \
+    lint rebuild-check rustdoc fixtures engines driver unit test-service deb test-dist dist-check test-arm images guests-short \
+    test-arm64 asan live devices server browser spark kill no-agent flaky proptest setup-fuzz fuzz fuzz-quick kill-points faults clean
 
 ##@ Use
 help: ## list the targets
@@ -55,12 +61,21 @@ demo-llama: | setup-demo ## the same with a real llama.cpp from its package (a f
 	@scripts/demo-llama.sh
 
 ##@ Test
-test: lint engines unit test-service test-dist test-arm test-arm64 live no-agent ## run everything: lint, unit, test-service, test-dist, test-arm, test-arm64, live, no-agent, with their prerequisites
-	$(call say,all tests passed)
+test: | setup ## run what a change needs: lint, unit tests, live engines, the service, two arm64 kernels
+	@$(PARTS) test
 
-check: lint fixtures driver ## run lint and all tests that need neither root nor QEMU
-	$(call say,tests that need neither root nor QEMU)
-	$(CARGO) test --locked --no-fail-fast --lib --test plain
+test-all: | setup ## run everything: also all kernels, AArch64, static files, devices in software, a browser, Spark
+	@$(PARTS) all
+
+test-change: | setup ## run `make test`, the further parts that the last change can touch, and one more in turn (.ci/run)
+	@$(PARTS) change
+
+N ?= 20
+SUITE ?= live
+flaky: fixtures driver layers ## run a test program N (20) times beside load, and print what failed how often: SUITE="live reach::"
+	@python3 tests/suite/flaky.py $(N) $(SUITE)
+
+check: lint unit ## run lint and all tests that need neither root nor QEMU
 
 setup: ## install missing packages for building and testing
 	@scripts/setup.sh test
@@ -84,31 +99,46 @@ fixtures: | setup ## build the fake engines
 driver: | setup ## build the program that runs a model on a packaged engine
 	$(MAKE) --no-print-directory -C tests/engines OUT=$(abspath $(DRIVER))
 
-lint: | setup ## rustfmt, clippy, rustdoc, clang-format, the workflow, dependencies; every warning is an error
+lint: | setup ## rustfmt, clippy, clang-format, the workflow, dependencies, waits in tests, what is compiled again
 	$(call say,lint)
 	$(CARGO) fmt --check
-	$(CARGO) clippy --locked --all-targets -- -D warnings
-	$(CARGO) clippy --locked --all-targets --no-default-features -- -D warnings
-	$(CARGO) clippy --locked --all-targets --package dataset -- -D warnings
+	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
 	cd crates/layers && $(CARGO) fmt --all --check && $(CARGO) clippy --locked --target-dir ../../target/layers -- -D warnings
-	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --no-deps
+	python3 tests/suite/rebuild.py
+	python3 tests/suite/selftest.py
+	python3 tests/suite/waits.py
 	python3 tests/workflow.py
 	python3 tests/imports.py
 	python3 tests/supply_chain.py
 	rustfmt --check --edition 2024 fuzz/src/main.rs
 	clang-format --dry-run -Werror src/bpf/*.[ch] cross/*.c cross/qemu/*.c $(C_OF_TESTS)
 
-unit: fixtures driver ## run unit tests and the tests that need no live engine
+rebuild-check: ## check that nothing is compiled again after no change, and nothing below a program after a change of it
+	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
+	python3 tests/suite/rebuild.py
+
+rustdoc: | setup ## check the documentation comments: links, and code in them
+	$(call say,documentation comments)
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --no-deps --workspace
+	$(CARGO) test --locked --workspace --doc
+
+unit: engines fixtures driver ## run unit tests and the tests that need no live engine
 	$(call say,tests that need no live engine)
-	$(CARGO) test --locked --no-fail-fast --lib --test plain --test html_browser --test runner_alloc
-	$(CARGO) test --locked --package dataset
-	$(CARGO) test --locked --doc
+	$(RUST) lib plain runner_alloc -- --skip dataset_sql::spark
 	python3 tests/python_reader.py
 	cd crates/layers && $(CARGO) test --locked --target-dir ../../target/layers --package handover --package profinfer-cu
 
+browser: | setup ## test pages in a browser
+	$(call say,pages in a browser)
+	$(RUST) html_browser
+
+spark: | setup ## ask the questions of docs/SQL.md in Apache Spark
+	$(call say,Apache Spark)
+	$(RUST) plain -- dataset_sql::spark
+
 test-service: layers | setup ## test the service: unit, init scripts, scripts for boards, Debian package, and its metrics with Prometheus
 	$(call say,files of the service)
-	$(CARGO) test --locked --no-run --lib --test plain
+	$(RUST) lib plain --build
 	python3 tests/service/files.py
 	python3 tests/service/installing.py
 	python3 tests/service/metrics.py
@@ -131,6 +161,9 @@ images: | setup ## download or build the kernels for test-arm64 into the cache (
 	@cross/qemu/images.sh || { echo "some images are missing: checks that need them are skipped" >&2; \
 	    [ "$${PROFINFER_REQUIRE:-}" != 1 ] && [ "$${CI:-}" != true ]; }
 
+guests-short: ## record and doctor on one old and one new arm64 kernel in QEMU
+	@$(MAKE) --no-print-directory test-arm64
+
 test-arm64: images ## test both programs on real arm64 kernels in QEMU, 5.10 to 7.2: one row per kernel
 	@$(MAKE) --no-print-directory dist TARGETS=aarch64-unknown-linux-musl
 	ARCH=aarch64 tests/fixtures/build.sh target/tests/arm64/fixtures
@@ -144,17 +177,29 @@ asan: ## run the kernels' unit tests under AddressSanitizer; needs a nightly Rus
 	RUSTFLAGS=-Zsanitizer=address $(CARGO) +nightly test --locked --target $(HOST) --target-dir target/asan \
 	    --package kernels --lib
 
-# The tests share the kernel's probes and the CPUs: one test at a time.
-live: fixtures driver layers ## run the tests on live engines; needs root and BPF
+# Tests that record share the kernel's probes and the CPUs: one at a time.
+live: engines fixtures driver layers ## run the tests on live engines; needs root and BPF
 	$(call say,tests on live engines)
-	$(CARGO) test --locked --test live -- --test-threads=1
-	$(CARGO) build --locked --bins
+	$(RUST) --serial live -- --skip kill:: $(DEVICES:%=--skip %::)
+
+devices: engines fixtures driver layers ## run the tests on devices in software: Vulkan, OpenCL, CUDA's and Hexagon's interfaces
+	$(call say,devices in software)
+	$(RUST) --serial live -- $(DEVICES:%=%::)
+
+kill: fixtures driver layers ## kill recorders and services at some system calls, and refuse some (kill-points and faults do more)
+	$(call say,kills and refusals)
+	$(RUST) --serial live -- kill::
+
+server: fixtures driver layers ## record a distribution's own llama-server and its Vulkan build
+	$(call say,engines of a distribution)
+	$(RUST) live --build
 	python3 tests/server/requests.py || [ $$? = 77 ]
 	python3 tests/gpu/debian_vulkan.py || [ $$? = 77 ]
 
-no-agent: ## build and test without the recorder, as on systems other than Linux
+no-agent: engines ## build and test without the recorder, as on systems other than Linux
 	$(call say,build and tests without the recorder)
-	$(CARGO) test --locked --no-fail-fast --no-default-features --test plain -- $(WITHOUT_AGENT:%=%::)
+	$(CARGO) clippy --locked --all-targets --no-default-features -- -D warnings
+	$(RUST) --without-agent plain -- $(WITHOUT_AGENT:%=%::)
 
 CASES ?= 20000
 proptest: ## run the property tests with CASES cases each (20000), in release mode
@@ -181,8 +226,9 @@ faults: fixtures ## make each system call of recorders and services fail once, o
 	tests/kill/faults.py $(FAULTS)
 
 ##@ Measure
-BENCHES := structure fidelity cost start causes budget size report export diff switches service runner ablation gpu advice predict tune
+BENCHES := build structure fidelity cost start causes budget size report export diff switches service runner ablation gpu advice predict tune
 .PHONY: $(BENCHES:%=bench-%) bench-arm-cost bench-arm-instructions bench-dataset
+bench-build: ## seconds of a warm build after an edit in a subcommand, the recorder, render and pfi
 bench-structure: ## hits and structure compared with the engine's own dump
 bench-fidelity: ## tokens/s and op times compared with the engine's own figures
 bench-cost: ## slowdown of the engine at each level
@@ -195,7 +241,7 @@ bench-export: ## speed, memory and size of export on ten million op slices
 bench-dataset: build | setup ## simulate a fleet of 200 boards with 50 runs each, and compare its answers with docs/SQL.md
 	$(call say,a fleet of 10 000 runs)
 	PROFINFER=$(CURDIR)/target/release/profinfer PROFINFER_FLEET=200x50 $(CARGO) test --locked --test plain -- \
-	    --nocapture dataset_sql::
+	    --nocapture dataset_sql::spark
 bench-diff: ## false positives of diff between equal runs, and detection of a slow op
 bench-causes: ## cost of counters, scheduler, experts and buffer types
 bench-budget: ## check that --budget is met

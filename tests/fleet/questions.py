@@ -2,6 +2,7 @@
 """Asks a data set the questions of docs/SQL.md, the same text in DuckDB and in Apache Spark, and compares the answers.
 
 usage: questions.py DATASET PAGE            print all answers as JSON
+       questions.py DATASET PAGE --duckdb   the same without Spark
        questions.py DATASET PAGE --check    also compare them with those in PAGE
        questions.py DATASET PAGE --update   write them into PAGE
 
@@ -119,7 +120,7 @@ def shown(columns, rows):
 
 
 def main():
-    if len(sys.argv) not in (3, 4) or sys.argv[3:] not in ([], ["--check"], ["--update"]):
+    if len(sys.argv) not in (3, 4) or sys.argv[3:] not in ([], ["--duckdb"], ["--check"], ["--update"]):
         print(__doc__, file=sys.stderr)
         return 2
     dataset, page = sys.argv[1], Path(sys.argv[2])
@@ -130,7 +131,7 @@ def main():
     if not questions:
         print(f"{page} has no questions", file=sys.stderr)
         return 1
-    engines = [DuckDB(dataset), Spark(dataset)]
+    engines = [DuckDB(dataset)] + ([] if mode == "--duckdb" else [Spark(dataset)])
     answers, wrong = [], []
     for title, _, sql, written in questions:
         asked = []
@@ -140,7 +141,7 @@ def main():
             rows = [[plain(v) for v in row] for row in rows]
             asked.append((list(columns), rows))
             print(f"{engine.name}: {title} {time.monotonic() - start:.2f} s", file=sys.stderr)
-        (columns, rows), (other_columns, other_rows) = asked
+        (columns, rows), (other_columns, other_rows) = asked[0], asked[-1]
         alike = len(rows) == len(other_rows) and all(
             len(a) == len(b) and all(map(same, a, b)) for a, b in zip(rows, other_rows))
         if columns != other_columns or not alike:

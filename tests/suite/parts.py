@@ -1,0 +1,109 @@
+"""The parts of the test suite: what each holds, the make targets that run it, and the paths whose change can touch it."""
+
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+
+@dataclass(frozen=True)
+class Part:
+    name: str
+    # A make target, with variables.
+    make: str
+    about: str
+    # 0: a part of `make test`. Else its turn: parts of the rest that a change does not touch run in one of TURNS runs.
+    turn: int = 0
+
+
+PARTS = [
+    Part("lint", "lint", "formats, clippy, imports, dependencies, waits, rebuilds"),
+    Part("unit", "unit", "unit tests, and tests that need no live engine"),
+    Part("service", "test-service", "files, installation and metrics of the service"),
+    Part("live", "live", "recordings of live engines, and the service"),
+    Part("guests-short", "guests-short", "record and doctor on one old and one new arm64 kernel"),
+    Part("guests", "test-arm64", "all checks on arm64 kernels", 1),
+    Part("arm", "test-arm", "kernels and ggml-runner on emulated AArch64 processors", 2),
+    Part("dist", "test-dist", "static files", 3),
+    Part("no-agent", "no-agent", "build and tests without the recorder", 3),
+    Part("rustdoc", "rustdoc", "links and code of the documentation comments", 3),
+    Part("devices", "devices", "layers and backends of devices in software", 4),
+    Part("server", "server", "a distribution's llama-server and Vulkan build", 4),
+    Part("browser", "browser", "pages in a browser", 4),
+    Part("spark", "spark", "docs/SQL.md in Apache Spark", 4),
+    Part("kill", "kill", "recorders and services killed or refused at a system call", 4),
+]
+BY_NAME = {part.name: part for part in PARTS}
+SHORT = [part for part in PARTS if not part.turn]
+REST = [part for part in PARTS if part.turn]
+TURNS = max(part.turn for part in PARTS)
+EVERYTHING = " ".join(part.name for part in REST)
+
+# Parts of the rest that a change of a path can touch; the first pattern that matches counts, `*` also matches `/`.
+# `make test` runs in any case.
+PATHS = [
+    ("crates/analysis/*", "no-agent rustdoc"),
+    ("crates/common/*", "no-agent rustdoc arm"),
+    ("crates/dataset/*", "spark rustdoc"),
+    ("crates/ggml/*", "arm no-agent rustdoc"),
+    ("crates/kernels/*", "arm dist rustdoc"),
+    ("crates/layers/*", "devices dist"),
+    ("crates/pfi/*", "arm no-agent rustdoc kill"),
+    ("crates/render/*", "browser no-agent rustdoc"),
+    ("crates/runner/*", "arm dist rustdoc"),
+    ("crates/tune/*", "rustdoc"),
+    ("src/bpf/*", "guests dist kill devices"),
+    ("src/host/*", "guests kill rustdoc"),
+    ("src/engine/*", "guests devices rustdoc"),
+    ("src/capture/*", "guests devices kill rustdoc"),
+    ("src/recorder/*", "guests devices kill server rustdoc"),
+    ("src/daemon/*", "guests kill rustdoc"),
+    ("src/tuner/*", "guests rustdoc"),
+    ("src/cli/*", "no-agent dist rustdoc"),
+    ("src/*", EVERYTHING),
+    ("cross/qemu/*", "guests"),
+    ("cross/*", "dist arm guests"),
+    ("conf/*", "guests dist"),
+    ("tests/arm/*", "arm"),
+    ("tests/dist/*", "dist"),
+    ("tests/cross_image.py", "dist"),
+    ("tests/fixtures/*", "guests kill devices"),
+    ("tests/fleet/*", "spark"),
+    ("tests/gpu/debian_vulkan.py", "server"),
+    ("tests/gpu/soft_gpu.*", "guests"),
+    ("tests/gpu/*", "devices"),
+    ("tests/html*", "browser"),
+    ("tests/kernels/*", "guests"),
+    ("tests/kill/*", "kill"),
+    ("tests/live/kill.rs", "kill"),
+    ("tests/live/fixtures.rs", "guests"),
+    *((f"tests/live/{name}.rs", "devices") for name in ["cuda", "device", "hexagon", "layers", "opencl", "vulkan", "vulkan_logger"]),
+    ("tests/plain/dataset_sql.rs", "spark"),
+    ("tests/server/*", "server"),
+    ("tests/common/*", "devices kill"),
+    ("tests/suite/*", EVERYTHING),
+    # The rest of the tests, and what only they, a reader or a user of the sources meets.
+    ("tests/*", ""),
+    ("benches/*", ""),
+    ("docs/SQL.md", "spark"),
+    ("docs/*", ""),
+    ("fuzz/*", ""),
+    ("python/*", ""),
+    ("scripts/*", ""),
+    (".github/*", ""),
+    (".gitignore", ""),
+    ("clippy.toml", ""),
+    ("rustfmt.toml", ""),
+    ("LICENSE-*", ""),
+    ("*.md", ""),
+    ("Cross.toml", "dist"),
+    ("Cargo.toml", EVERYTHING),
+    ("Cargo.lock", EVERYTHING),
+    ("build.rs", EVERYTHING),
+    ("Makefile", EVERYTHING),
+    (".ci/*", EVERYTHING),
+]
+
+
+def touched(path):
+    """Names of the parts of the rest that a change of this path can touch; None: the table does not have it."""
+    row = next((parts for pattern, parts in PATHS if fnmatchcase(path, pattern)), None)
+    return None if row is None else row.split()
