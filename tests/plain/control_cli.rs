@@ -4,12 +4,12 @@
 use crate::common;
 
 use std::fs;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::thread;
-use std::time::Duration;
 
 use common::skip;
 use pfi::track::{RequestNow, RequestPhase};
@@ -20,6 +20,7 @@ use profinfer::daemon::status::{
 };
 use profinfer::daemon::store::DirectoryUsage;
 use profinfer::daemon::waiting::HeldBack;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde_json::Value;
 
 fn profinfer(socket: &Path, args: &[&str]) -> Command {
@@ -96,12 +97,28 @@ fn state() -> ServiceState {
     state
 }
 
+/// Waits until a client, or the end of the command, needs attention. Returns whether it has ended.
+fn next_event(control: &Control, end: Option<BorrowedFd<'_>>) -> bool {
+    let mut fds = Vec::new();
+    control.fds(&mut |fd, events| fds.push(PollFd::from_borrowed_fd(fd, events)));
+    let clients = fds.len();
+    fds.extend(end.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
+    let patience = Timespec { tv_sec: 120, tv_nsec: 0 };
+    assert!(poll(&mut fds, Some(&patience)).expect("poll") > 0, "nothing happens");
+    fds.get(clients).is_some_and(|fd| !fd.revents().is_empty())
+}
+
 /// A service that answers until the command ends, or until it is stopped.
 fn serve(mut control: Control, mut command: Command) -> (Output, Vec<ServiceRequest>) {
     let mut asked = Vec::new();
-    let client = thread::spawn(move || command.output().expect("it runs"));
+    let (end, running) = std::io::pipe().expect("a pipe");
+    let client = thread::spawn(move || {
+        let output = command.output().expect("it runs");
+        drop(running);
+        output
+    });
     let mut stopped = false;
-    while !client.is_finished() && !stopped {
+    while !stopped && !next_event(&control, Some(end.as_fd())) {
         let (mut later, mut watching) = (None, None);
         control.poll(&mut |request, token| {
             asked.push(request);
@@ -132,7 +149,6 @@ fn serve(mut control: Control, mut command: Command) -> (Output, Vec<ServiceRequ
             let files = ["a.pfi".to_owned(), "b.pfi".to_owned()];
             assert!(control.answer(token, &dumped(Path::new("/var/lib/profinfer"), &files)));
         }
-        thread::sleep(Duration::from_millis(2));
     }
     drop(control);
     (client.join().expect("the command"), asked)
@@ -278,11 +294,11 @@ fn watched(mut with: impl FnMut(&mut Control, &mut std::process::Child)) -> Outp
     let mut child = command.spawn().expect("it runs");
     let mut token = None;
     while token.is_none() {
+        next_event(&control, None);
         control.poll(&mut |_, of| {
             token = Some(of);
             None
         });
-        thread::sleep(Duration::from_millis(1));
     }
     assert!(control.watch(token.expect("a client"), "{\"event\":\"hello\"}"));
     with(&mut control, &mut child);
@@ -297,10 +313,7 @@ fn watch_ends_well_with_ctrl_c_and_badly_with_a_service_that_is_gone() {
         let mut byte = [0];
         std::io::Read::read_exact(child.stdout.as_mut().expect("its output"), &mut byte).expect("a line");
         common::run::signal_to(child.id(), libc::SIGINT);
-        while child.try_wait().expect("waited").is_none() {
-            control.poll(&mut |_, _| None);
-            thread::sleep(Duration::from_millis(1));
-        }
+        common::run::wait(child);
         control.poll(&mut |_, _| None);
         control.show("{}");
         control.poll(&mut |_, _| None);
@@ -333,8 +346,10 @@ fn a_watcher_that_stands_still_loses_events_and_is_told_how_many() {
         let mut waiting = true;
         while std::mem::take(&mut waiting) {
             control.poll(&mut |_, _| None);
-            control.fds(&mut |_, events| waiting |= events.contains(rustix::event::PollFlags::OUT));
-            thread::sleep(Duration::from_millis(2));
+            control.fds(&mut |_, events| waiting |= events.contains(PollFlags::OUT));
+            if waiting {
+                next_event(control, None);
+            }
         }
         control.show("{\"event\":\"stop\"}");
     });

@@ -4,8 +4,9 @@
 
 use std::collections::HashSet;
 use std::ffi::OsString;
+use std::io::Read;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Child, Command, Stdio};
 
 use profinfer::engine::discover::{self, DiscoverError, DiscoveredEngine};
 use profinfer::engine::elf::{ElfError, ElfFile};
@@ -107,8 +108,16 @@ fn install(dir: &Path) -> Option<PathBuf> {
     shared(dir, "backends0/two", CPU, &["-DTWO"])?;
     shared(dir, "libother.so", "int nothing(void) { return 1; }", &[])?;
     std::fs::write(dir.join("README"), "no ELF file").ok()?;
-    let main = "#include <unistd.h>\nint llama_decode();\nint main(int c, char **v) { (void)v; if (c > 1) return llama_decode(); sleep(60); return 0; }";
+    let main = "#include <unistd.h>\nint llama_decode();\nint main(int c, char **v) { (void)v; if (c > 1) return llama_decode(); write(1, \"in main\\n\", 8); pause(); return 0; }";
     compile(dir, "prog", main, &[&l, "-lbeta", "-lalpha", "-Wl,-rpath,$ORIGIN", "-Wl,-rpath-link,."])
+}
+
+/// Starts it; when it says that it is in main, the loader has mapped its libraries.
+fn in_main(program: &Path) -> Child {
+    let mut child = Command::new(program).stdout(Stdio::piped()).spawn().unwrap();
+    let mut said = [0; 8];
+    child.stdout.as_mut().unwrap().read_exact(&mut said).unwrap();
+    child
 }
 
 fn one(engines: Result<Vec<DiscoveredEngine>, DiscoverError>) -> DiscoveredEngine {
@@ -166,16 +175,8 @@ fn a_program_and_what_it_will_load() {
 fn a_running_process() {
     let dir = tempfile::tempdir().unwrap();
     let Some(prog) = install(dir.path()) else { return };
-    let mut child = Command::new(&prog).spawn().unwrap();
-    // The loader maps the libraries before main; wait until it has.
-    let mut found = discover::of_pid(child.id());
-    for _ in 0..200 {
-        if found.as_ref().is_ok_and(|f| f.iter().any(|e| e.modules.len() == 2)) {
-            break;
-        }
-        std::thread::sleep(std::time::Duration::from_millis(20));
-        found = discover::of_pid(child.id());
-    }
+    let mut child = in_main(&prog);
+    let found = discover::of_pid(child.id());
     let ids: Vec<_> = found.iter().flatten().flat_map(|e| &e.modules).map(|m| (m.dev, m.inode)).collect();
     let mut strangers = HashSet::new();
     let nothing_new = discover::of_pid_again(child.id(), &|id| ids.contains(&id), &mut strangers);
@@ -213,17 +214,10 @@ fn cpu_variants_beside_what_is_mapped() {
     shared(at, "user", "int nothing(void) { return 1; }", &needs).unwrap();
     shared(at, "elsewhere/far", CPU, &needs).unwrap();
     std::os::unix::fs::symlink("elsewhere/far", at.join("link")).unwrap();
-    let main = "#include <unistd.h>\nconst char *ggml_op_name(int);\nint main(int c, char **v) { (void)v; if (c > 1) return !ggml_op_name(c); sleep(60); return 0; }";
+    let main = "#include <unistd.h>\nconst char *ggml_op_name(int);\nint main(int c, char **v) { (void)v; if (c > 1) return !ggml_op_name(c); write(1, \"in main\\n\", 8); pause(); return 0; }";
     let prog = compile(at, "prog", main, &[&l, "-lalpha", "-Wl,-rpath,$ORIGIN"]).unwrap();
-    let mut child = Command::new(&prog).spawn().unwrap();
-    let mut found = discover::of_pid(child.id());
-    for _ in 0..200 {
-        if found.is_ok() {
-            break;
-        }
-        std::thread::sleep(std::time::Duration::from_millis(20));
-        found = discover::of_pid(child.id());
-    }
+    let mut child = in_main(&prog);
+    let found = discover::of_pid(child.id());
     let parts = |e: &DiscoveredEngine| {
         let mut names: Vec<_> = e
             .modules

@@ -1,6 +1,8 @@
 //! Discovery on malicious files: tables that take forever, files truncated or exchanged while they are read,
 //! excessive numbers of names. Needs a C compiler (`cc`); skipped with a message otherwise.
 
+use crate::common;
+
 use std::collections::HashSet;
 use std::ffi::CString;
 use std::fs::{self, File};
@@ -97,15 +99,7 @@ fn millions_of_one_name_take_no_hours() {
         .stdout(std::process::Stdio::null())
         .spawn()
         .expect("it starts");
-    let start = Instant::now();
-    let ended = loop {
-        match doctor.try_wait().expect("a child") {
-            None if start.elapsed() < HANG => std::thread::sleep(Duration::from_millis(20)),
-            other => break other,
-        }
-    };
-    drop(doctor.kill());
-    assert!(doctor.wait().is_ok() && ended.is_some(), "doctor hangs");
+    common::run::wait(&mut doctor);
     // The engine is found; only the table in question is empty.
     let engine = discover::of_path(&lib).expect("an engine").remove(0);
     assert!(engine.tables.unary.is_empty() && engine.tables.op("UNARY") == Some(6));
