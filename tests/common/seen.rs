@@ -1,12 +1,17 @@
 //! A trace as tests see it: graph by graph, thread by thread, through the crate's reader.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use analysis::load::{self, HitTensors, LoadProgress, Loaded};
 use pfi::Trace;
 use pfi::record::Tensor;
 use pfi::record::{CpuGraph, Footer, KindCount, RungRecord};
+
+/// Processes in a trace that is being written.
+pub fn processes_so_far(path: &Path) -> usize {
+    Trace::open(path).map_or(0, |trace| load::load(&trace, &LoadProgress::default()).processes.len())
+}
 
 /// A trace, read completely.
 pub struct Seen {
@@ -27,6 +32,26 @@ impl Seen {
         // Tests are short, and their traces small.
         let trace: &'static Trace = Box::leak(Box::new(trace));
         Seen { all: load::load(trace, &LoadProgress::default()) }
+    }
+
+    /// What an undamaged trace has of one process and of its engine; the footer is of all.
+    pub fn of(path: &Path, pid: u32) -> Seen {
+        let mut seen = Seen::read(path);
+        let all = &mut seen.all;
+        all.processes.retain(|p| p.pid == pid);
+        let engine =
+            all.processes.first().unwrap_or_else(|| panic!("process {pid} is not in the trace")).engine;
+        all.engines.retain(|e| e.id == engine);
+        all.modules.retain(|m| m.engine == engine);
+        all.probes.retain(|p| p.engine == engine);
+        all.rungs.retain(|r| r.engine == engine);
+        all.tokens.retain(|t| t.pid == pid);
+        all.graphs.retain(|g| g.pid == pid);
+        all.splits.retain(|s| s.pid == pid);
+        all.cpu_graphs.retain(|g| g.pid == pid);
+        let graphs: BTreeSet<u64> = all.cpu_graphs.iter().map(|g| g.seq).collect();
+        all.runs.retain(|r| graphs.contains(&r.graph));
+        seen
     }
 
     pub fn footer(&self) -> &Footer<'static> {

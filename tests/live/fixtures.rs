@@ -3,12 +3,16 @@
 
 use crate::common;
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::OnceLock;
 
+use analysis::load::{LoadProgress, load};
 use common::run::{Recorder, Run, Target, record, wait_until};
-use common::seen::Seen;
+use common::seen::{Seen, processes_so_far};
 use common::{expect, fixture, live, truth};
+use pfi::Trace;
 use serde_json::Value;
 
 /// The target's counts against those in the trace.
@@ -40,10 +44,9 @@ fn ops_of(said: &Value) -> u64 {
 }
 
 /// Every op, in order, on every thread, as described in the dump.
-fn structure_agrees(seen: &Seen, dump: &Path, said: &Value) {
+fn structure_agrees(seen: &Seen, graphs: &[truth::Graph], said: &Value) {
     let pid = said["pid"].as_u64().expect("a pid") as u32;
     let threads = said["threads"].as_u64().expect("threads") as u32;
-    let graphs = truth::read(dump);
     let parts = graphs.iter().flat_map(|g| truth::fake_ops(g).into_iter().map(move |ops| (g, ops)));
     let cpu = seen.graphs(pid);
     assert_eq!(cpu.len(), parts.clone().count(), "CPU graphs");
@@ -74,37 +77,148 @@ fn agrees(program: &Path, options: &[&str], args: &[&str]) -> Seen {
     let case = fake(program, options, args);
     let seen = case.run.seen();
     counts_agree(&seen, &case.run.said());
-    structure_agrees(&seen, &case.dump, &case.run.said());
+    structure_agrees(&seen, &truth::read(&case.dump), &case.run.said());
     seen
 }
 
 const OP_FUSED: &str = "ggml_compute_forward_rms_norm_mul_fused + ggml_cpu_extra_compute_forward";
 
-/// A variant recorded long enough for its rungs to settle, with both kinds of weights and of layers.
-fn variant(name: &str, op: &str, split: &str, op_end: &str) {
-    let _turn = live!();
-    let program = fixture!(name);
-    for args in [
-        &["-n", "12", "--moe", "-t", "3"][..],
-        &["-n", "12", "--repack", "--fresh-threads"],
-        &["-n", "3", "-t", "1", "--split"],
-    ] {
-        let seen = agrees(&program, &[], args);
-        if name != "late" {
-            assert_eq!(seen.footer().read_errors, 0, "failed reads of the target's memory, {args:?}");
-        }
+/// What a recording of several targets has of one of them, and what that one says.
+struct Part {
+    seen: Seen,
+    said: Value,
+    graphs: Vec<truth::Graph>,
+}
+
+impl Part {
+    fn agrees(&self) {
+        counts_agree(&self.seen, &self.said);
+        structure_agrees(&self.seen, &self.graphs, &self.said);
     }
-    let seen = settled(&program, split == "backend vtable", op_end == "interval");
-    assert_eq!(seen.used("op").map(|r| r.name), Some(op), "rung of ops");
-    assert_eq!(seen.used("split").map(|r| r.name), Some(split), "rung of splits");
-    assert_eq!(seen.used("op-end").map(|r| r.name), Some(op_end), "rung of op ends");
+}
+
+fn fakellama(variant: &str) -> Option<PathBuf> {
+    common::fixture_dir(variant).map(|dir| dir.join("fakellama"))
+}
+
+/// A part of the path of a variant's file that is probed last.
+fn probed_file(name: &str) -> String {
+    format!("/{name}/{}", if name == "late" { "libfakeggml-cpu.so" } else { "" })
+}
+
+/// Targets that wait for a file each, and a recorder that has probed all of their files.
+struct Waiting {
+    dir: tempfile::TempDir,
+    targets: Vec<Target>,
+    recorder: Recorder,
+}
+
+impl Waiting {
+    /// The variants, each with its arguments.
+    fn start(options: &[&str], work: &[(&str, &[&str])]) -> Waiting {
+        let dir = tempfile::tempdir().expect("a directory");
+        let target = |(i, (name, args)): (usize, &(&str, &[&str]))| {
+            let path = |ext: &str| dir.path().join(format!("{i}.{ext}")).display().to_string();
+            let own = ["--wait-for".to_owned(), path("go"), "--dump".into(), path("dump")];
+            let args = args.iter().map(|s| (*s).to_owned()).chain(own).collect::<Vec<_>>();
+            Target::start(fakellama(name).expect("it was built"), &args)
+        };
+        let targets: Vec<Target> = work.iter().enumerate().map(target).collect();
+        let pids = targets.iter().map(|t| t.pid().to_string()).collect::<Vec<_>>().join(",");
+        let recorder = Recorder::start(&[options, &["-p", &pids]].concat());
+        let files: Vec<String> = work.iter().map(|(name, _)| probed_file(name)).collect();
+        wait_until("all of them are probed", || {
+            let trace = Trace::open(&recorder.trace);
+            trace.is_ok_and(|t| {
+                let probes = load(&t, &LoadProgress::default()).probes;
+                files.iter().all(|file| probes.iter().any(|p| p.module.contains(file)))
+            })
+        });
+        Waiting { dir, targets, recorder }
+    }
+
+    fn go(&self, i: usize) {
+        std::fs::write(self.dir.path().join(format!("{i}.go")), "").expect("go");
+    }
+
+    /// Lets one after the other run to its end, and the recording with the last.
+    fn run(mut self) -> Vec<Part> {
+        let said: Vec<Value> = std::mem::take(&mut self.targets)
+            .into_iter()
+            .enumerate()
+            .map(|(i, target)| {
+                self.go(i);
+                target.said()
+            })
+            .collect();
+        let run = self.recorder.finish();
+        assert_eq!(run.seen().footer().end, "target exited");
+        let part = |(i, said): (usize, Value)| Part {
+            seen: Seen::of(&run.trace, said["pid"].as_u64().expect("a pid") as u32),
+            said,
+            graphs: truth::read(&self.dir.path().join(format!("{i}.dump"))),
+        };
+        said.into_iter().enumerate().map(part).collect()
+    }
+}
+
+/// Both kinds of weights and of layers.
+const WORK: [&[&str]; 3] = [
+    &["-n", "12", "--moe", "-t", "3"],
+    &["-n", "12", "--repack", "--fresh-threads"],
+    &["-n", "3", "-t", "1", "--split"],
+];
+
+/// A variant's name, and the rungs to which it comes: of ops, of splits and of op ends.
+struct Variant {
+    name: &'static str,
+    op: &'static str,
+    split: &'static str,
+    op_end: &'static str,
+}
+
+/// Variants in one recording, which holds 15 engines.
+const TOGETHER: usize = 10;
+
+/// What was recorded of the variants of a group, by name: a recording for each kind of work, and one in which they work
+/// until their rungs have settled. Made by the first test that needs it.
+struct Group {
+    work: [OnceLock<BTreeMap<&'static str, Part>>; WORK.len()],
+    settled: OnceLock<BTreeMap<&'static str, Seen>>,
+}
+
+static GROUPS: [Group; VARIANTS.len().div_ceil(TOGETHER)] =
+    [const { Group { work: [const { OnceLock::new() }; WORK.len()], settled: OnceLock::new() } };
+        VARIANTS.len().div_ceil(TOGETHER)];
+
+/// A variant recorded with each kind of work, and long enough for its rungs to settle.
+fn variant(name: &str) {
+    let _turn = live!();
+    fixture!(name);
+    let at = VARIANTS.iter().position(|v| v.name == name).expect("it is listed");
+    let (group, v) = (&GROUPS[at / TOGETHER], &VARIANTS[at]);
+    let built = || VARIANTS.chunks(TOGETHER).nth(at / TOGETHER).into_iter().flatten();
+    let built: Vec<&Variant> = built().filter(|v| fakellama(v.name).is_some()).collect();
+    for (args, made) in WORK.iter().zip(&group.work) {
+        let recorded = || {
+            let work: Vec<_> = built.iter().map(|v| (v.name, *args)).collect();
+            built.iter().map(|v| v.name).zip(Waiting::start(&[], &work).run()).collect()
+        };
+        let part = &made.get_or_init(recorded)[name];
+        part.agrees();
+        assert_eq!(part.seen.footer().read_errors, 0, "failed reads of the target's memory, {args:?}");
+    }
+    let seen = &group.settled.get_or_init(|| settled(&built))[name];
+    for (role, rung) in [("op", v.op), ("split", v.split), ("op-end", v.op_end)] {
+        assert_eq!(seen.used(role).map(|r| r.name), Some(rung), "rung of {role}");
+    }
     for rung in seen.all.rungs.iter().filter(|r| !r.used) {
         assert!(!rung.why.is_empty(), "{} was left without a reason", rung.name);
     }
     let left = |role: &str| seen.left(role).iter().map(|l| l.0).collect::<Vec<_>>();
-    let silent: &[&str] = if split == "backend vtable" { &["ggml_backend_graph_compute_async"] } else { &[] };
+    let silent: &[&str] = if v.by_vtable() { &["ggml_backend_graph_compute_async"] } else { &[] };
     assert_eq!(left("split"), silent);
-    let dead: &[&str] = if op_end == "interval" { &["ggml_barrier"] } else { &[] };
+    let dead: &[&str] = if v.by_interval() { &["ggml_barrier"] } else { &[] };
     assert_eq!(left("op-end"), dead);
     // The middle one of each graph's three splits is on the other backend.
     let names: Vec<&str> = seen.all.splits.iter().map(|s| seen.all.backends[&s.backend].name).collect();
@@ -114,25 +228,45 @@ fn variant(name: &str, op: &str, split: &str, op_end: &str) {
     assert!(cuda > 5 && cpu.abs_diff(2 * cuda) <= 2, "{cuda} splits elsewhere, {cpu} on the CPU");
 }
 
-/// Rungs are judged while the target works: records a target that continues until the expected judgements were
-/// reported, plus some graphs.
-fn settled(program: &Path, vtable: bool, interval: bool) -> Seen {
-    let target = Target::start(program, &["-n", "1000000", "--layers", "4", "--op-ns", "5000", "--split"]);
-    let recorder = Recorder::start(&["-p", &target.pid().to_string()]);
-    let told = |text: &str| recorder.stderr().contains(text);
-    wait_until("the rungs settle", || {
-        (!vtable || told("found through the scheduler")) && (!interval || told("dropped ggml_barrier"))
-    });
-    let enough = std::fs::metadata(&recorder.trace).map_or(0, |m| m.len()) + 200_000;
-    wait_until("more graphs", || std::fs::metadata(&recorder.trace).is_ok_and(|m| m.len() > enough));
-    recorder.signal(libc::SIGINT);
-    let seen = recorder.finish().seen();
+impl Variant {
+    fn by_vtable(&self) -> bool {
+        self.split == "backend vtable"
+    }
+
+    fn by_interval(&self) -> bool {
+        self.op_end == "interval"
+    }
+}
+
+/// Rungs are judged while the target works: each works until the expected judgements were reported, plus some graphs,
+/// and is killed.
+fn settled(variants: &[&Variant]) -> BTreeMap<&'static str, Seen> {
+    const ARGS: &[&str] = &["-n", "1000000", "--layers", "4", "--op-ns", "5000", "--split"];
+    let work: Vec<_> = variants.iter().map(|v| (v.name, ARGS)).collect();
+    let mut waiting = Waiting::start(&[], &work);
+    let mut pids = BTreeMap::new();
+    for (i, (v, target)) in variants.iter().zip(std::mem::take(&mut waiting.targets)).enumerate() {
+        let recorder = &waiting.recorder;
+        let dropped = || recorder.stderr().matches("dropped ggml_barrier").count();
+        let found = format!("found through the scheduler of process {}", target.pid());
+        let size = || std::fs::metadata(&recorder.trace).map_or(0, |m| m.len());
+        let before = dropped();
+        waiting.go(i);
+        wait_until("the rungs settle", || {
+            (!v.by_vtable() || recorder.stderr().contains(&found)) && (!v.by_interval() || dropped() > before)
+        });
+        let end = size() + 200_000;
+        wait_until("more graphs", || size() > end);
+        pids.insert(v.name, target.pid());
+    }
+    let run = waiting.recorder.finish();
+    let seen = run.seen();
     seen.books_close();
     let lost: u64 = seen.footer().kinds.iter().map(|k| k.lost).sum();
     for g in seen.all.cpu_graphs.iter().filter(|g| !g.cut) {
         assert_eq!(Some(g.seen), g.expected, "hits of graph {} ({lost} events lost in all)", g.seq);
     }
-    seen
+    pids.into_iter().map(|(name, pid)| (name, Seen::of(&run.trace, pid))).collect()
 }
 
 /// A guest's results for a variant: NAME.pfi, NAME.dump, and in NAME.json the target's own account.
@@ -143,7 +277,7 @@ fn recorded(dir: &Path, name: &str, op: &str) {
     let said: Value = said.unwrap_or_else(|| panic!("{name}.json: no JSON"));
     let seen = Seen::read(&at("pfi"));
     counts_agree(&seen, &said);
-    structure_agrees(&seen, &at("dump"), &said);
+    structure_agrees(&seen, &truth::read(&at("dump")), &said);
     assert_eq!(seen.used("op").map(|r| r.name), Some(op), "rung of ops of {name}");
     let lost: u64 = seen.footer().kinds.iter().map(|k| k.lost).sum();
     println!("hits {name} {} {} {lost}", ops_of(&said), seen.slices());
@@ -154,9 +288,11 @@ macro_rules! variants {
         $(
             #[test]
             fn $test() {
-                variant($name, $op, $split, $end);
+                variant($name);
             }
         )*
+
+        const VARIANTS: &[Variant] = &[$(Variant { name: $name, op: $op, split: $split, op_end: $end }),*];
 
         #[test]
         #[ignore = "judges recordings that a guest made: tests/kernels/checks/fixtures.py"]
@@ -225,9 +361,13 @@ fn a_32_bit_target_is_refused() {
 #[test]
 fn every_entry_point_is_a_token() {
     let _turn = live!();
-    let program = fixture!("modern");
-    for (api, entry) in [("decode", "Decode"), ("encode", "Encode"), ("process", "Process")] {
-        let seen = agrees(&program, &[], &["--api", api]);
+    fixture!("modern");
+    let apis = [("decode", "Decode"), ("encode", "Encode"), ("process", "Process")];
+    let args = apis.map(|(api, _)| ["--api", api]);
+    let work = args.each_ref().map(|args| ("modern", &args[..]));
+    for ((api, entry), part) in apis.into_iter().zip(Waiting::start(&[], &work).run()) {
+        part.agrees();
+        let seen = part.seen;
         for t in &seen.all.tokens {
             assert_eq!(format!("{:?}", t.entry), entry);
         }
@@ -260,8 +400,12 @@ fn calls_nest_whoever_makes_them() {
 #[test]
 fn perf_buffers_carry_the_same() {
     let _turn = live!();
-    for name in ["modern", "old", "late"] {
-        let seen = agrees(&fixture!(name), &["--pbuf"], &["-n", "30", "--moe", "--split", "--fresh-threads"]);
+    fixture!("modern");
+    let work = ["modern", "old", "late"]
+        .map(|name| (name, &["-n", "30", "--moe", "--split", "--fresh-threads"][..]));
+    for part in Waiting::start(&["--pbuf"], &work).run() {
+        part.agrees();
+        let seen = part.seen;
         assert_eq!(format!("{:?}", seen.all.header.as_ref().map(|h| h.transport)), "Some(Perf)");
     }
 }
@@ -362,28 +506,16 @@ fn a_running_process_is_recorded_from_its_next_graph() {
     }
 }
 
-/// Starts a target that waits for a file, attaches the recorder, and lets the target run. Everything is recorded.
-fn attach_then_run(program: &Path, options: impl Fn(u32) -> Vec<String>) -> (Seen, Value) {
-    let dir = tempfile::tempdir().expect("a directory");
-    let go = dir.path().join("go");
-    let target = Target::start(program, &["--wait-for", go.to_str().expect("a path"), "--hold", "1"]);
-    let recorder = Recorder::start(&options(target.pid()));
-    recorder.wait_for_probes();
-    std::fs::write(&go, "").expect("go");
-    let said = target.said();
-    if options(1).iter().any(|o| o == "--exe") {
-        recorder.signal(libc::SIGINT);
-    }
-    (recorder.finish().seen(), said)
-}
-
 #[test]
 fn a_file_is_probed_before_any_process_runs() {
     let _turn = live!();
     for name in ["modern", "static-pie"] {
         let program = fixture!(name);
-        let path = program.display().to_string();
-        let (seen, said) = attach_then_run(&program, |_| vec!["--exe".into(), path.clone()]);
+        let recorder = Recorder::start(&["--exe", program.to_str().expect("a path")]);
+        recorder.wait_for_probes();
+        let said = Target::start::<&str>(&program, &[]).said();
+        recorder.signal(libc::SIGINT);
+        let seen = recorder.finish().seen();
         assert_eq!(seen.footer().end, "signal");
         counts_agree(&seen, &said);
     }
@@ -392,10 +524,17 @@ fn a_file_is_probed_before_any_process_runs() {
 #[test]
 fn a_process_that_waits_is_recorded_whole() {
     let _turn = live!();
-    for name in ["modern", "late"] {
-        let (seen, said) = attach_then_run(&fixture!(name), |pid| vec!["-p".into(), pid.to_string()]);
-        assert_eq!(seen.footer().end, "target exited");
-        counts_agree(&seen, &said);
+    fixture!("modern");
+    let none: &[&str] = &[];
+    let work = ["modern", "late"].map(|name| (name, none));
+    Waiting::start(&[], &work).run().iter().for_each(Part::agrees);
+}
+
+#[test]
+fn a_command_is_recorded_whole() {
+    let _turn = live!();
+    for name in ["late", "static", "dead-barrier-stripped"] {
+        agrees(&fixture!(name), &[], &["-n", "12", "--moe", "-t", "3"]);
     }
 }
 
@@ -419,8 +558,13 @@ fn variants_are_probed_before_they_are_loaded() {
 fn children_of_the_command_are_recorded() {
     let _turn = live!();
     let program = fixture!("modern");
-    let script = format!("sleep 0.01; ({0} --hold 2 -n 50 & {0} --hold 2 -n 50; wait)", program.display());
-    let run = record(&["--", "sh", "-c", &script]);
+    let dir = tempfile::tempdir().expect("a directory");
+    let go = dir.path().join("go");
+    let engine = format!("{} --hold-for {} -n 50", program.display(), go.display());
+    let recorder = Recorder::start(&["--", "sh", "-c", &format!("({engine} & {engine}; wait)")]);
+    wait_until("both are followed", || processes_so_far(&recorder.trace) == 2);
+    std::fs::write(&go, "").expect("go");
+    let run = recorder.finish();
     let seen = run.seen();
     seen.complete();
     let said: Vec<Value> = run.stdout.lines().map(|l| serde_json::from_str(l).expect("JSON")).collect();
@@ -437,19 +581,11 @@ fn children_of_the_command_are_recorded() {
 #[test]
 fn two_targets_at_once() {
     let _turn = live!();
-    let dir = tempfile::tempdir().expect("a directory");
-    let go = dir.path().join("go").display().to_string();
-    let args = ["--wait-for", &go, "--hold", "1", "-n", "30"];
-    let targets = ["modern", "old"].map(|name| {
-        let program = common::fixture_dir(name).expect("gcc is here").join("fakellama");
-        Target::start(program, &args)
-    });
-    let pids = targets.iter().map(|t| t.pid().to_string()).collect::<Vec<_>>().join(",");
-    let recorder = Recorder::start(&["-p", &pids]);
-    recorder.wait_for_probes();
-    std::fs::write(&go, "").expect("go");
-    let said = targets.map(Target::said);
-    let seen = recorder.finish().seen();
+    fixture!("modern");
+    let mut waiting = Waiting::start(&[], &["modern", "old"].map(|name| (name, &["-n", "30"][..])));
+    (0..2).for_each(|i| waiting.go(i));
+    let said: Vec<Value> = std::mem::take(&mut waiting.targets).into_iter().map(Target::said).collect();
+    let seen = waiting.recorder.finish().seen();
     seen.complete();
     assert_eq!(seen.all.engines.len(), 2);
     for one in &said {
