@@ -6,7 +6,7 @@ use crate::common;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use common::run::{Run, profinfer, run};
+use common::run::{Recorder, Run, profinfer, run};
 use common::seen::Seen;
 use common::{expect, fixture, live, skip};
 use profinfer::host::btf::{Btf, KERNEL, TaskOffsets};
@@ -36,20 +36,20 @@ impl Made {
 /// how long a thread has run.
 fn family(program: &Path, btf: Option<&Path>, hidden: bool) -> (Run, Seen) {
     let dir = tempfile::tempdir().expect("a directory");
-    let trace = dir.path().join("run.pfi");
-    let mut recorder = profinfer();
-    recorder.args(["record", "--no-sched", "-o"]).arg(&trace);
-    if let Some(btf) = btf {
-        recorder.arg("--btf").arg(btf);
-    }
-    recorder.args(["--", "sh", "-c"]).arg(format!("{} -t 3 -n 20 --hold 1; true", program.display()));
+    let go = dir.path().join("go");
     let mut command = Command::new("unshare");
     let hide = if hidden { "mount -t tmpfs none /sys/kernel/btf && " } else { "" };
     command.args(["--mount", "sh", "-c", &format!("{hide}exec \"$@\""), "sh"]);
-    command.arg(recorder.get_program()).args(recorder.get_args());
-    let run = run(&mut command);
-    assert!(run.status.success(), "{}", run.stderr);
-    let seen = Seen::read(&trace);
+    command.arg(profinfer().get_program()).env_remove("SUDO_UID");
+    let engine = format!("{} -t 3 -n 20 --hold-for {}; true", program.display(), go.display());
+    let btf = btf.map(|file| ["--btf", file.to_str().expect("a path")]);
+    let btf = btf.iter().flatten().copied();
+    let args: Vec<&str> = ["--no-sched"].into_iter().chain(btf).chain(["--", "sh", "-c", &engine]).collect();
+    let recorder = Recorder::start_as(command, &args);
+    recorder.wait_for_probes();
+    std::fs::write(&go, "").expect("go");
+    let run = recorder.finish();
+    let seen = run.seen();
     seen.complete();
     let engine = run.said()["pid"].as_u64().expect("a pid") as u32;
     assert!(!seen.graphs(engine).is_empty(), "the child was recorded: {}", run.stderr);

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use common::reported::{on_backend, report};
-use common::run::{Run, profinfer, record};
+use common::run::{Recorder, Run, profinfer};
 use common::{fixture, live};
 use serde_json::Value;
 
@@ -31,12 +31,16 @@ fn run(program: &Path, bytes: &str, profile: &str) -> (Run, Logged) {
         format!("FAKE_HTP_RESPONSE={bytes}"),
         format!("GGML_HEXAGON_PROFILE={profile}"),
     ];
-    let program = program.display().to_string();
+    let (program, go) = (program.display().to_string(), dir.path().join("go"));
     let mut args = vec!["--", "env"];
     args.extend(settings.iter().map(String::as_str));
+    let hold = go.to_str().expect("a path");
+    args.extend([&*program, "--split", "--htp", &library, "-n", "12", "--hold-for", hold]);
+    let recorder = Recorder::start(&args);
     // The library is opened before the first token, and the engine must be found with it.
-    args.extend([&*program, "--split", "--htp", &library, "-n", "12", "--hold", "1"]);
-    let run = record(&args);
+    recorder.wait_for_probe_in("libcdsprpc.so");
+    std::fs::write(&go, "").expect("go");
+    let run = recorder.finish();
     let log = std::fs::read_to_string(log).expect("the library's log");
     let numbers: Vec<u64> = log.split_whitespace().map(|n| n.parse().expect("a number")).collect();
     (run, Logged(numbers.try_into().expect("four numbers")))

@@ -9,7 +9,7 @@ use std::process::Command;
 
 use common::endless::endless;
 use common::run::{Recorder, Run, Target, profinfer, record, signal_to, wait_until};
-use common::seen::Seen;
+use common::seen::{Seen, processes_so_far};
 use common::truth::{self, Node};
 use common::{driver, engine, fixture, live, model, skip};
 use pfi::record::SourceKind;
@@ -193,8 +193,14 @@ fn op_ends_are_told_by_barriers() {
 fn children_are_followed() {
     let _turn = live!();
     let program = fixture!("modern");
-    let script = format!("sleep 0.01; ({0} --hold 2 -n 5 & {0} --hold 2 -n 5; wait)", program.display());
-    let seen = record(&["--source", "perf", "--", "sh", "-c", &script]).seen();
+    let dir = tempfile::tempdir().expect("a directory");
+    let go = dir.path().join("go");
+    let engine = format!("{} --hold-for {} -n 5", program.display(), go.display());
+    let recorder =
+        Recorder::start(&["--source", "perf", "--", "sh", "-c", &format!("({engine} & {engine}; wait)")]);
+    wait_until("both are followed", || processes_so_far(&recorder.trace) == 2);
+    std::fs::write(&go, "").expect("go");
+    let seen = recorder.finish().seen();
     seen.complete();
     let mut by_process: BTreeMap<u32, usize> = BTreeMap::new();
     for t in &seen.all.tokens {
@@ -214,11 +220,12 @@ fn only_those_asked_for_are_recorded() {
     assert!(seen.all.tokens.iter().all(|t| t.pid != other.pid()));
 }
 
-/// Kills the processes that wait for recorders to end.
-fn kill_guards() {
+/// Kills the process that waits for a recorder's end: a copy of it, with the same command line.
+fn kill_guard(recorder: &Recorder) {
+    let trace = recorder.trace.to_str().expect("a path");
     for process in std::fs::read_dir("/proc").expect("/proc").flatten() {
-        let is_guard =
-            std::fs::read_to_string(process.path().join("comm")).is_ok_and(|c| c == "profinfer-guard\n");
+        let of = |file| std::fs::read_to_string(process.path().join(file)).unwrap_or_default();
+        let is_guard = of("comm") == "profinfer-guard\n" && of("cmdline").contains(trace);
         let pid = process.file_name().to_str().and_then(|name| name.parse().ok());
         pid.filter(|_| is_guard).into_iter().for_each(|pid| signal_to(pid, libc::SIGKILL));
     }
@@ -235,7 +242,7 @@ fn a_killed_recorder_leaves_nothing_for_long() {
     recorder.wait_for_engine();
     wait_until("its events are there while it runs", || definitions(Some(me)) > 4);
     // If the process that removes them was killed too, the next recorder removes them.
-    kill_guards();
+    kill_guard(&recorder);
     recorder.child.kill().expect("killed");
     recorder.child.wait().expect("reaped");
     let mut told = false;

@@ -3,12 +3,12 @@
 use crate::common;
 
 use std::fs::File;
-use std::io::Read;
+use std::io::{BufRead, BufReader, Read};
 use std::os::fd::{AsRawFd, FromRawFd};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-use common::run::{Run, Target, profinfer, run, signal_to, wait};
+use common::run::{Target, profinfer, run, signal_to, wait};
 use common::{live, model, runner};
 use serde_json::Value;
 
@@ -20,8 +20,8 @@ fn engine(tokens: &str) -> Vec<String> {
     args.map(String::from).to_vec()
 }
 
-fn pictures(run: &Run) -> Vec<Value> {
-    run.stdout.lines().map(|l| serde_json::from_str(l).unwrap_or_else(|e| panic!("{e}: {l}"))).collect()
+fn pictures(stdout: &str) -> Vec<Value> {
+    stdout.lines().map(|l| serde_json::from_str(l).unwrap_or_else(|e| panic!("{e}: {l}"))).collect()
 }
 
 fn phase<'v>(span: &'v Value, name: &str) -> &'v Value {
@@ -42,7 +42,7 @@ fn pictures_of_a_running_engine_are_what_is_recorded() {
     let run = run(top.arg("-o").arg(&trace).args(["-p", &pid]));
     assert!(run.status.success(), "{}", run.stderr);
     assert!(run.stderr.contains("next: profinfer report"), "{}", run.stderr);
-    let all = pictures(&run);
+    let all = pictures(&run.stdout);
     assert_eq!(all.len(), 5, "{}", run.stdout);
     let last = &all[4];
     assert_eq!(
@@ -105,16 +105,27 @@ fn sensors(dir: &Path) -> PathBuf {
 #[test]
 fn it_waits_for_an_engine_and_ends_with_it() {
     let _turn = live!();
+    let dir = tempfile::tempdir().expect("a directory");
+    let go = dir.path().join("go");
+    assert!(Command::new("mkfifo").arg(&go).status().is_ok_and(|s| s.success()));
+    let script = format!("read x <{}; \"$0\" \"$@\"; exit 7", go.display());
     let mut top = profinfer();
-    top.args(["top", "--json", "--interval", "100ms", "--", "sh", "-c", "sleep 0.5; \"$0\" \"$@\"; exit 7"]);
-    let run = run(top.arg(runner()).args(engine("2000")));
-    assert_eq!(run.status.code(), Some(7), "{}", run.stderr);
-    let all = pictures(&run);
+    top.args(["top", "--json", "--interval", "100ms", "--", "sh", "-c", &script]).arg(runner());
+    top.args(engine("2000")).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut top = top.spawn().expect("it starts");
+    let (mut out, mut stdout) = (BufReader::new(top.stdout.take().expect("a pipe")), String::new());
+    out.read_line(&mut stdout).expect("a picture without an engine");
+    std::fs::write(&go, "\n").expect("the command waits");
+    out.read_to_string(&mut stdout).expect("text");
+    let ended = top.wait_with_output().expect("it ends");
+    let stderr = String::from_utf8_lossy(&ended.stderr);
+    assert_eq!(ended.status.code(), Some(7), "{stderr}");
+    let all = pictures(&stdout);
     let last = all.last().expect("a picture");
-    assert_eq!((&all[0]["state"], &last["state"]), (&"waiting".into(), &"ended".into()), "{}", run.stdout);
+    assert_eq!((&all[0]["state"], &last["state"]), (&"waiting".into(), &"ended".into()), "{stdout}");
     assert_eq!((&last["end"], &last["budget"]), (&"target exited".into(), &0.01.into()), "{last:#}");
     assert!(phase(&last["run"], "decode")["tokens"].as_u64() > Some(0), "{last:#}");
-    assert!(run.stderr.contains("level now"), "{}", run.stderr);
+    assert!(stderr.contains("level now"), "{stderr}");
 }
 
 #[test]
@@ -130,7 +141,7 @@ fn two_processes_are_no_sum_of_both() {
     }
     let run = run(&mut top);
     assert!(run.status.success(), "{}", run.stderr);
-    let all = pictures(&run);
+    let all = pictures(&run.stdout);
     let last = all.last().expect("a picture");
     let rows = last["processes"].as_array().expect("rows");
     let pids: Vec<u64> = rows.iter().filter_map(|r| r["pid"].as_u64()).collect();
