@@ -11,7 +11,6 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
 use common::run::{Recorder, Target, record, wait_until};
 use common::seen::Seen;
@@ -155,15 +154,27 @@ fn attached<T>(pid: u32, options: &[&str], during: impl FnOnce() -> T) -> (Seen,
 
 /// Sum of the waits for a CPU that ended within the window, from the trace: schedstat also counts a wait when it is
 /// over.
-fn waited(seen: &Seen, tid: u32, (from, to): (u64, u64)) -> u64 {
-    let within = |r: &&&OffCpu| (from as i64..to as i64).contains(&(r.t + r.dur as i64)) && !r.cut;
-    let all = of_thread(seen, tid);
-    all.iter().filter(within).map(|r| r.runnable.unwrap_or_else(|| panic!("no wake-up seen: {r:?}"))).sum()
+fn waited(seen: &Seen, tid: u32, window: (u64, u64)) -> u64 {
+    ended(seen, tid, window).map(|r| r.runnable.unwrap_or_else(|| panic!("no wake-up seen: {r:?}"))).sum()
 }
 
-/// Within 2 % of the kernel's own accounting for each thread, and the interferer by name. Differences: up to a
+/// The times away that ended within the window.
+fn ended(seen: &Seen, tid: u32, (from, to): (u64, u64)) -> impl Iterator<Item = &OffCpu> {
+    let within = move |r: &&OffCpu| (from as i64..to as i64).contains(&(r.t + r.dur as i64)) && !r.cut;
+    of_thread(seen, tid).into_iter().filter(within)
+}
+
+/// A moment, and what each thread has waited for a CPU until then by the kernel's accounting.
+type Delays = (u64, BTreeMap<u32, u64>);
+
+/// How often the kernel's accounting is compared with ours, and after how many switches each time.
+const COMPARED: usize = 40;
+const SWITCHES: u64 = 5;
+
+/// The kernel's own accounting for each thread, read again and again, and the interferer by name. Differences: up to a
 /// microsecond per switch, because the run queue's clock is read before the tracepoint; and a thread that is
-/// preempted on its way to sleep, which the tracepoint correctly shows as runnable and schedstat omits.
+/// preempted on its way to sleep, which the tracepoint correctly shows as runnable and schedstat omits. A machine that
+/// is itself a guest may be stopped between the two moments: then one of many comparisons is off.
 fn interfered(options: &[&str]) {
     let program = runner();
     let model = model("tiny", "q4_0");
@@ -178,15 +189,14 @@ fn interfered(options: &[&str]) {
         pinned.is_some()
     });
     let (victim, cpu) = pinned.expect("waited for");
-    let (seen, (window, delays)) = attached(pid, options, || {
+    let (seen, read) = attached(pid, options, || {
         let _interferer = Busy::start("interferer", cpu, std::hint::spin_loop);
-        std::thread::sleep(Duration::from_millis(200));
-        let read =
-            || (now(), threads(pid).into_iter().map(|t| (t, run_delay(pid, t))).collect::<BTreeMap<_, _>>());
-        let (from, before) = read();
-        std::thread::sleep(Duration::from_millis(2500));
-        let (to, after) = read();
-        ((from, to), after.into_iter().map(|(t, d)| (t, d - before[&t])).collect::<BTreeMap<_, _>>())
+        let read = |_| -> Delays {
+            let end = switches(pid, victim) + SWITCHES;
+            wait_until("it loses its CPU", || switches(pid, victim) >= end);
+            (now(), threads(pid).into_iter().map(|t| (t, run_delay(pid, t))).collect())
+        };
+        (0..=COMPARED).map(read).collect::<Vec<Delays>>()
     });
     drop(target);
     sound(&seen, pid);
@@ -194,19 +204,31 @@ fn interfered(options: &[&str]) {
         println!("not compared: {} times away were not shown to the recorder", seen.kind("offcpu").lost);
         return;
     }
-    for (&tid, &kernel) in &delays {
-        let ours = waited(&seen, tid, window);
-        let switches = of_thread(&seen, tid).len() as u64;
+    for &tid in read[0].1.keys() {
+        let compared: Vec<_> = read
+            .windows(2)
+            .map(|r| {
+                let window = (r[0].0, r[1].0);
+                (
+                    waited(&seen, tid, window),
+                    r[1].1[&tid] - r[0].1[&tid],
+                    ended(&seen, tid, window).count() as u64,
+                )
+            })
+            .collect();
+        let sum = |of: fn(&(u64, u64, u64)) -> u64| compared.iter().map(of).sum::<u64>();
         println!(
-            "{tid}: {:.3} ms by the trace, {:.3} by schedstat, {switches} times away",
-            ours as f64 / 1e6,
-            kernel as f64 / 1e6
+            "{tid}: {:.3} ms by the trace, {:.3} by schedstat, {} times away",
+            sum(|c| c.0) as f64 / 1e6,
+            sum(|c| c.1) as f64 / 1e6,
+            sum(|c| c.2)
         );
         // The kernel reads its clock at a different moment: it counts from when a woken thread is in its CPU's
         // queue, we count from the wakeup. Between them is an interrupt to that CPU: about ten microseconds on a
         // virtual machine.
-        let far = ours.abs_diff(kernel).saturating_sub(15_000 * switches);
-        assert!(far as f64 <= 0.02 * kernel as f64, "thread {tid}: {ours} and {kernel} ns");
+        let near = |c: &&(u64, u64, u64)| c.0.abs_diff(c.1) <= 15_000 * c.2 + c.1 / 50;
+        let near = compared.iter().filter(near).count();
+        assert!(near * 4 >= COMPARED * 3, "thread {tid}: {near} of {compared:?}");
     }
     // Others may use that CPU too: they preempted the thread, or were running there when the thread came back.
     let by_interferer = |(i, r): &(usize, &OffCpu)| {
@@ -257,7 +279,8 @@ fn storm(program: &Path, options: &[&str]) {
     let back = File::options().read(true).open(pipe.with_extension("out")).expect("a pipe");
     let echo = *threads(pid).iter().find(|t| **t != pid).expect("the thread that echoes");
     pin(echo, 0);
-    let asleep = || proc_text(pid, echo, "stat").contains(") S ");
+    // Its state says so before it has left its CPU; this file is read only after that.
+    let asleep = || proc_text(pid, echo, "syscall").starts_with(|c: char| c.is_ascii_digit());
     wait_until("it waits for the first byte", asleep);
     let (seen, (from, to, kernel)) = attached(pid, options, || {
         let (from, before) = (now(), switches(pid, echo));
@@ -278,8 +301,6 @@ fn storm(program: &Path, options: &[&str]) {
             });
         });
         wait_until("it waits for one more", asleep);
-        // It is reported as sleeping just before it does: the last counted switch must lie before the end.
-        std::thread::sleep(Duration::from_millis(20));
         (from, now(), switches(pid, echo) - before)
     });
     sound(&seen, pid);

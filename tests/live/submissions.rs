@@ -5,13 +5,12 @@
 use crate::common;
 
 use std::fs::OpenOptions;
-use std::io::Write;
+use std::io::{self, Write};
 use std::path::Path;
 use std::process::Command;
-use std::time::Duration;
 
 use common::reported::{report, text};
-use common::run::record;
+use common::run::{record, wait_until};
 use common::{driver, engine, live, made, model, skip};
 use pfi::record::{Availability, Record, SubmissionSource};
 use pfi::{Encoder, Submission, Trace, submissions};
@@ -106,24 +105,28 @@ impl FakeTracepoints {
         for (symbol, event, fields) in events {
             let [found] = elf.find([symbol]);
             let offset = elf.file_offset(found.expect("a function").vaddr).expect("in the file");
-            tell(&format!("p:gpu_scheduler/{event} {}:{offset:#x} {fields}", library.display()));
+            tell(&format!("p:gpu_scheduler/{event} {}:{offset:#x} {fields}", library.display()))
+                .expect("the kernel takes it");
             made.0.push(event);
         }
         made
     }
 }
 
-fn tell(command: &str) {
+fn tell(command: &str) -> io::Result<()> {
     let events = tracepoint::root().join("uprobe_events");
-    let file = OpenOptions::new().append(true).open(events);
-    file.expect("probe events").write_all(format!("{command}\n").as_bytes()).expect("the kernel takes it");
+    OpenOptions::new().append(true).open(events)?.write_all(format!("{command}\n").as_bytes())
 }
 
 impl Drop for FakeTracepoints {
     fn drop(&mut self) {
-        // The kernel releases a closed event slightly later.
-        std::thread::sleep(Duration::from_millis(200));
-        self.0.iter().for_each(|event| tell(&format!("-:gpu_scheduler/{event}")));
+        for event in &self.0 {
+            // The kernel releases a closed event slightly later.
+            wait_until("the event is released", || match tell(&format!("-:gpu_scheduler/{event}")) {
+                Err(e) if e.kind() == io::ErrorKind::ResourceBusy => false,
+                done => done.map(|()| true).expect("the kernel takes it"),
+            });
+        }
     }
 }
 
