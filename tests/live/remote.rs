@@ -6,13 +6,12 @@ use crate::common;
 use std::fs;
 use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt;
-use std::os::unix::process::CommandExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
 
 use common::endless::{code_is_clean, endless};
-use common::run::{Recorder, Run, profinfer, run, signal_to, wait_until};
+use common::run::{Recorder, Run, profinfer, run, signal_to, wait, wait_until};
 use common::seen::Seen;
 use common::{fixture, live};
 
@@ -87,8 +86,11 @@ impl Board {
     fn client(&self, name: &str, key: &str) {
         let at = |name: &str| self.dir.path().join(name).display().to_string();
         let script = format!(
-            "#!/bin/sh\nexec ssh -F none -i {} -o IdentitiesOnly=yes -o IdentityAgent=none -o StrictHostKeyChecking=no \
+            "#!/bin/sh\nSTAND_IN={}\n. {}\nlog \"$@\"\n\
+             exec ssh -F none -i {} -o IdentitiesOnly=yes -o IdentityAgent=none -o StrictHostKeyChecking=no \
              -o UserKnownHostsFile={} \"$@\"\n",
+            self.dir.path().display(),
+            common::source("remote/verb.sh").display(),
             at(key),
             at("known")
         );
@@ -224,8 +226,8 @@ fn the_first_signal_ends_the_recording_and_the_trace_is_fetched() {
     for signal in [libc::SIGINT, libc::SIGTERM] {
         let mut target = endless(&engine);
         let recorder = board.start_recording(&["-p", &target.pid().to_string()]);
-        recorder.wait_for_probes();
-        std::thread::sleep(Duration::from_millis(300));
+        let there = || runs(&board.base()).into_iter().map(|run| run.join("run.pfi"));
+        wait_until("tokens have come", || there().any(|t| fs::metadata(t).is_ok_and(|m| m.len() > 100_000)));
         // A terminal sends Ctrl-C to the clients, too.
         let group = if signal == libc::SIGINT { -1 } else { 1 };
         // SAFETY: a signal to our own child, or to its group.
@@ -233,6 +235,7 @@ fn the_first_signal_ends_the_recording_and_the_trace_is_fetched() {
         let r = recorder.finish();
         let seen = r.seen();
         seen.books_close();
+        assert!(seen.slices() > 0 && !seen.all.tokens.is_empty());
         assert!(r.stderr.contains("stopping the recording on 127.0.0.1"), "{}", r.stderr);
         board.nothing_is_left();
         assert!(code_is_clean(target.pid()) && target.running());
@@ -297,19 +300,23 @@ fn a_lost_connection_leaves_neither_probes_nor_files_nor_processes() {
     }
 }
 
-/// From the connection to the fetched trace, at intervals that the machine decides: wherever the kill falls, nothing
-/// stays, and a command that was started there ends.
+/// From the connection to the fetched trace, at each step of the session: wherever the kill falls, nothing stays, and a
+/// command that was started there ends.
 #[test]
 fn killed_at_any_moment_it_leaves_nothing() {
     let _turn = live!();
     let engine = fixture!("modern").display().to_string();
     let board = board!();
-    // The program is there already for most of them.
-    for ms in [40, 150, 300, 500, 700, 900, 1200, 1600, 2200] {
+    // At these calls of the client it is killed, and the call goes on (tests/remote/verb.sh); last, while it records.
+    for verb in ["HOLD", "RECEIVE", "ADOPT", "CHECK", "RECORD", "RECORDED", "TRACE", "none"] {
+        fs::write(board.dir.path().join("kill"), verb).expect("written");
         let mut recorder = board.start_recording(&["--", &engine, "-n", "400", "--op-ns", "20000"]);
-        std::thread::sleep(Duration::from_millis(ms));
-        signal_to(recorder.child.id(), libc::SIGKILL);
-        let _ = recorder.child.wait();
+        if verb == "none" {
+            recorder.wait_for_probes();
+            signal_to(recorder.child.id(), libc::SIGKILL);
+        }
+        let status = wait(&mut recorder.child);
+        assert_eq!(status.signal(), Some(libc::SIGKILL), "{verb}: {}", recorder.stderr());
         board.nothing_is_left();
         wait_until("the command has ended", || processes("-n 400 --op-ns 20000").is_empty());
     }
