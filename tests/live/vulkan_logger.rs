@@ -91,7 +91,8 @@ fn times_are_those_of_the_engines_tables(name: &str) {
         let mut ours = rows(&seen, &idents, kernels);
         assert_eq!(ours.len(), own.len(), "{ours:?}\n{own:?}");
         for (theirs, n, us) in own {
-            // The row with this number of nodes and this time is of the same op and dimensions.
+            // The row with this number of nodes and this time is of the same op and dimensions. Both are of the same
+            // numbers; the engine rounds its own when it prints them.
             let near = |(_, count, mean): &((String, String), u64, f64)| {
                 *count == *n && (mean - us).abs() <= us * 0.001
             };
