@@ -8,11 +8,12 @@
 
 use std::fs::{File, Metadata, OpenOptions};
 use std::io;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
-use std::path::Path;
+use std::path::{Component, Path};
 
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, openat2};
+use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
 use super::{facts, symbols};
@@ -219,7 +220,24 @@ const LOCATE: OFlags = OFlags::PATH.union(OFlags::CLOEXEC);
 /// The same below a directory used as root, following no links: the kernel's paths contain none.
 fn locate_within(root: &File, path: &Path) -> io::Result<File> {
     let how = ResolveFlags::IN_ROOT | ResolveFlags::NO_SYMLINKS;
-    Ok(openat2(root, path, LOCATE, Mode::empty(), how)?.into())
+    match openat2(root, path, LOCATE, Mode::empty(), how) {
+        // Some emulators and sandboxes do without this call.
+        Err(Errno::NOSYS) => walk_within(root, path),
+        found => Ok(found?.into()),
+    }
+}
+
+/// The same, directory by directory. If the last name is that of a link, it is the link itself.
+fn walk_within(root: &File, path: &Path) -> io::Result<File> {
+    let mut at = root.try_clone()?;
+    for part in path.components() {
+        match part {
+            Component::RootDir => {}
+            Component::Normal(name) => at = files::locate_at(at.as_fd(), name.as_ref(), OFlags::NOFOLLOW)?,
+            _ => return Err(io::ErrorKind::InvalidInput.into()),
+        }
+    }
+    Ok(at)
 }
 
 /// Opens the located file for reading, and no other. Does not wait for the holder of a lease on it (`WouldBlock`).
@@ -312,6 +330,25 @@ mod tests {
         assert!(files.base(US(), &other, USER).is_err());
         assert!(files.base(u32::MAX, &mapping(&real), USER).is_err());
         assert_eq!(files.read, 0);
+    }
+
+    #[test]
+    fn without_openat2_a_file_is_reached_step_by_step() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let dir = dir.path().canonicalize().expect("real");
+        std::fs::create_dir(dir.join("real")).expect("made");
+        std::fs::write(dir.join("real/file"), "x").expect("written");
+        symlink(dir.join("real"), dir.join("link")).expect("a link");
+        let root = files::locate(&dir, OFlags::empty()).expect("a directory");
+        let reached = |path: &str| walk_within(&root, Path::new(path)).and_then(|file| file.metadata());
+        let real = std::fs::metadata(dir.join("real/file")).expect("a file").ino();
+        for path in ["/real/file", "real/./file", "real//file"] {
+            assert_eq!(reached(path).expect("reached").ino(), real, "{path}");
+        }
+        assert!(reached("/link").expect("the link itself").is_symlink());
+        for path in ["/link/file", "/real/../real/file", "/nothing", "/real/file/x"] {
+            assert!(reached(path).is_err(), "{path}");
+        }
     }
 
     #[test]
