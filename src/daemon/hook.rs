@@ -22,8 +22,8 @@ use crate::host::{capset, target, wake};
 const ENVIRONMENT: [&str; 2] = ["PATH=/usr/local/bin:/usr/bin:/bin", "LANG=C.UTF-8"];
 /// Interval of looks at the running program.
 const LOOK: Duration = Duration::from_millis(20);
-/// Attempts at ending what a program leaves, each for all its remaining processes.
-const ATTEMPTS: u32 = 500;
+/// Time for ending what a program leaves. A killed process needs CPU time to end.
+const KILLING: Duration = Duration::from_secs(10);
 /// Longest event, bytes: it fits into a pipe that nobody reads yet.
 pub const MOST: usize = 4096;
 
@@ -320,7 +320,8 @@ fn gone(channel: &Channel) -> bool {
 /// Ends everything that a program has started and left: orphans are this process's children.
 fn end_all() {
     let own = std::process::id();
-    for _ in 0..ATTEMPTS {
+    let begin = Instant::now();
+    while begin.elapsed() < KILLING {
         while let Ok(Some(_)) = waitpid(None, WaitOptions::NOHANG) {}
         let children: Vec<u32> =
             super::facts::all().filter(|&pid| target::parent(pid) == Some(own)).collect();

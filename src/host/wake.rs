@@ -62,6 +62,16 @@ pub fn epoll(fd: BorrowedFd<'_>, most: Duration) {
     unsafe { libc::epoll_pwait(fd.as_raw_fd(), &raw mut event, 1, ms, &raw const mask) };
 }
 
+/// In tests: waits for what must become true and sends no event.
+#[cfg(test)]
+pub fn until(what: &str, mut done: impl FnMut() -> bool) {
+    let begin = std::time::Instant::now();
+    while !done() {
+        assert!(begin.elapsed() < Duration::from_secs(120), "in vain: {what}");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
