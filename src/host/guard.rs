@@ -194,7 +194,7 @@ unsafe fn take_away(events: &CStr, name: &[u8]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::time::{Duration, Instant};
+    use crate::host::wake;
 
     #[test]
     fn only_definitions_of_the_group_are_named() {
@@ -218,12 +218,8 @@ mod tests {
         let guard = GuardPipe::start(&events, "profinfer_7_9").expect("a process");
         assert_eq!(std::fs::read_to_string(&events).expect("there"), listing, "nothing while it lives");
         drop(guard);
-        let begin = Instant::now();
         let said = || std::fs::read_to_string(&events).expect("there");
-        while !said().contains("-:profinfer_7_9/e1\n") {
-            assert!(begin.elapsed() < Duration::from_secs(20), "{}", said());
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        wake::until("the last one is removed", || said().contains("-:profinfer_7_9/e1\n"));
         assert!(said().contains("-:profinfer_7_9/e0\n") && !said().contains("-:a/"));
         // Ends when the file is gone.
         std::fs::remove_file(&events).expect("removed");

@@ -215,6 +215,7 @@ pub fn shown<'a>(arguments: impl Iterator<Item = &'a [u8]>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::host::wake;
 
     #[test]
     fn a_held_command_runs_only_when_told() {
@@ -259,9 +260,7 @@ mod tests {
             .spawn()
             .expect("a process");
         // Its command line is its own only after its exec.
-        while describe(child.id()).1.is_empty() {
-            std::thread::sleep(std::time::Duration::from_millis(1));
-        }
+        wake::until("its exec", || !describe(child.id()).1.is_empty());
         let (_, cmdline) = describe(child.id());
         child.kill().and_then(|()| child.wait()).expect("killed");
         assert!(cmdline.ends_with("--api-key *** -t 4"), "{cmdline}");
@@ -278,9 +277,7 @@ mod tests {
     fn a_thread_that_sleeps_leaves_its_cpu() {
         // Not this process's own threads: those of other tests may end in the meantime, and their switches with them.
         let mut sleeper = Command::new("sleep").arg("60").spawn().expect("sleep");
-        while switches(sleeper.id()) == 0 {
-            std::thread::sleep(std::time::Duration::from_millis(1));
-        }
+        wake::until("it sleeps", || switches(sleeper.id()) > 0);
         sleeper.kill().and_then(|()| sleeper.wait()).expect("killed");
         assert_eq!(switches(u32::MAX), 0);
     }

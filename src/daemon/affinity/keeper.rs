@@ -214,8 +214,8 @@ fn detach() {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::host::wake;
     use std::process::{Child, Command};
-    use std::time::{Duration, Instant};
 
     struct Sleeper(Child);
 
@@ -284,11 +284,7 @@ mod tests {
         assert!(std::fs::read_to_string(place.at(NAME)).expect("a file").contains(&held.pid.to_string()));
         assert_eq!(affinity::of_thread(held.pid).expect("alive").len(), 1, "nothing while the service lives");
         drop(keeper);
-        let begin = Instant::now();
-        while affinity::of_thread(held.pid).expect("alive").len() < all.len() {
-            assert!(begin.elapsed() < Duration::from_secs(20), "it was not set free");
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        wake::until("it is set free", || affinity::of_thread(held.pid).expect("alive").len() >= all.len());
         assert_eq!(
             affinity::of_thread(free.pid).expect("alive").len(),
             1,

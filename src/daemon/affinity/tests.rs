@@ -173,9 +173,7 @@ fn auto_needs_a_result_of_tune() {
         .stdin(Stdio::piped())
         .spawn()
         .expect("sh");
-    while tuned::model_of(child.id()).as_deref() != Some(of_model) {
-        std::thread::sleep(std::time::Duration::from_millis(1));
-    }
+    crate::host::wake::until("its exec", || tuned::model_of(child.id()).as_deref() == Some(of_model));
     let result = tuned::TunedResult {
         machine: tuned::machine_name(),
         engine: "ab".into(),

@@ -216,9 +216,7 @@ mod tests {
             .stdin(std::process::Stdio::piped())
             .spawn()
             .expect("sh");
-        while model_of(child.id()).as_deref() != Some("q.gguf") {
-            std::thread::sleep(std::time::Duration::from_millis(1));
-        }
+        crate::host::wake::until("its exec", || model_of(child.id()).as_deref() == Some("q.gguf"));
         child.kill().and_then(|()| child.wait()).expect("killed");
     }
 }

@@ -289,6 +289,7 @@ impl Connection {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::host::wake;
     use proptest::prelude::*;
 
     fn text() -> Arc<[u8]> {
@@ -372,15 +373,12 @@ mod tests {
         /// Turns until the client has the complete answer or is closed.
         fn answer(&mut self, client: &mut TcpStream) -> String {
             let (mut all, mut bytes) = (Vec::new(), [0; 4096]);
-            loop {
+            wake::until("an answer", || {
                 self.server.turn(Some(&self.text), self.now);
-                match client.read(&mut bytes) {
-                    Ok(0) => break,
-                    Ok(n) => all.extend_from_slice(&bytes[..n]),
-                    Err(e) if e.kind() == io::ErrorKind::WouldBlock => std::thread::yield_now(),
-                    Err(_) => break,
-                }
-            }
+                let read = client.read(&mut bytes);
+                all.extend_from_slice(&bytes[..*read.as_ref().unwrap_or(&0)]);
+                read.map_or_else(|e| e.kind() != io::ErrorKind::WouldBlock, |n| n == 0)
+            });
             String::from_utf8_lossy(&all).into_owned()
         }
 

@@ -5,17 +5,7 @@ use std::net::TcpStream;
 
 use super::endpoint::{Endpoint, OtlpSettings};
 use super::*;
-
-/// Calls until something is true.
-fn until(what: &str, mut done: impl FnMut() -> bool) {
-    for _ in 0..30_000 {
-        if done() {
-            return;
-        }
-        std::thread::sleep(Duration::from_millis(1));
-    }
-    panic!("{what} did not happen");
-}
+use crate::host::wake::until;
 
 fn scrape(address: &str) -> String {
     let mut stream = TcpStream::connect(address).expect("connected");
@@ -51,8 +41,7 @@ fn metrics_are_scraped_and_pushed_and_the_end_is_seen() {
         network.tick(Instant::now(), &|| text.clone(), &|| "{}".into());
         scrape(&address).ends_with(&text)
     });
-    std::thread::sleep(Duration::from_millis(2));
-    network.tick(Instant::now(), &|| text.clone(), &|| "{}".into());
+    network.tick(Instant::now() + Duration::from_secs(1), &|| text.clone(), &|| "{}".into());
     let (mut stream, _) = receiver.accept().expect("it is pushed");
     let mut request = [0; 4096];
     let n = stream.read(&mut request).expect("a request");

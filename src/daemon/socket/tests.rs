@@ -7,6 +7,7 @@ use std::thread;
 use tempfile::TempDir;
 
 use super::*;
+use crate::host::wake;
 
 fn dir() -> TempDir {
     tempfile::tempdir().expect("a directory")
@@ -24,10 +25,10 @@ fn serve<T: Send>(
 ) -> T {
     thread::scope(|scope| {
         let client = scope.spawn(client);
-        while !client.is_finished() {
+        wake::until("the client is done", || {
             control.poll(take);
-            thread::sleep(Duration::from_millis(1));
-        }
+            client.is_finished()
+        });
         client.join().expect("the client")
     })
 }
@@ -73,7 +74,7 @@ fn an_answer_may_come_later_and_be_long() {
     thread::scope(|scope| {
         let client = scope.spawn(|| ask(&path, ServiceRequest::Dump(Some(7)), Duration::from_secs(20)));
         let mut left = 3;
-        while !client.is_finished() {
+        wake::until("the client is done", || {
             control.poll(&mut |request, token| {
                 assert_eq!(request, ServiceRequest::Dump(Some(7)));
                 tell.send(token).expect("we listen");
@@ -86,8 +87,8 @@ fn an_answer_may_come_later_and_be_long() {
                 assert!(control.answer(token, &Ok(long.clone())));
                 assert!(!control.answer(token, &Ok(long.clone())), "it has been answered");
             }
-            thread::sleep(Duration::from_millis(1));
-        }
+            client.is_finished()
+        });
         let answer = client.join().expect("the client").expect("an answer");
         assert_eq!((answer.as_str().map(str::len), left), (Some(3 << 20), 2));
     });
@@ -166,9 +167,8 @@ fn who_is_slow_or_gone_is_let_go_and_others_get_their_turn() {
     );
     // All of them have used up their time.
     for client in &mut control.clients {
-        client.until = Instant::now();
+        client.until = Instant::now() - Duration::from_millis(1);
     }
-    thread::sleep(Duration::from_millis(1));
     control.poll(&mut refused);
     assert!(control.clients.is_empty());
     assert!(idle.all(|stream| said(&stream).is_empty()));
@@ -186,9 +186,8 @@ fn who_is_slow_or_gone_is_let_go_and_others_get_their_turn() {
     control.poll(&mut take);
     assert_eq!(control.clients.len(), 2);
     for client in &mut control.clients {
-        client.until = Instant::now();
+        client.until = Instant::now() - Duration::from_millis(1);
     }
-    thread::sleep(Duration::from_millis(1));
     control.poll(&mut take);
     assert!(control.clients.is_empty());
     assert!(said(&waits).contains("no answer in time"));

@@ -10,9 +10,11 @@ use super::*;
 use crate::capture::source::{BackendChoice, CaptureOptions, GpuDetail, Structure};
 use crate::daemon::channel::{self, Channel, WorkerEvent};
 use crate::daemon::known::in_all;
+use crate::daemon::vitals::ProcessVitals;
 use crate::engine::probes::Site;
 use crate::host::machine::AgentCpu;
 use crate::host::pulse::Signs;
+use crate::host::wake;
 use crate::recorder::recording::{RecordOptions, Streams};
 use crate::recorder::verify::OpEnd;
 use pfi::record::Level;
@@ -219,11 +221,7 @@ impl Process {
     fn idle() -> Process {
         let process = Process::run("exec sleep 1000");
         let path = format!("/proc/{}/stat", process.pid());
-        let begin = Instant::now();
-        while !std::fs::read_to_string(&path).is_ok_and(|stat| stat.contains("(sleep) S")) {
-            assert!(begin.elapsed() < 60 * SECOND, "it does not sleep");
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        wake::until("it sleeps", || std::fs::read_to_string(&path).is_ok_and(|s| s.contains("(sleep) S")));
         process
     }
 
@@ -287,9 +285,10 @@ fn a_recorder_that_burns_cpu_is_killed_whatever_it_says() {
     let mut said = String::new();
     for beats in 1..600 {
         stage.supervisor.workers[0].recorder.pulse().set(Signs { beats, ..Signs::default() });
-        let begin = Instant::now();
-        std::thread::sleep(Duration::from_millis(100));
-        stage.later(begin.elapsed());
+        let cpu = || ProcessVitals::of(process.pid()).expect("alive").cpu;
+        let before = cpu();
+        wake::until("it takes CPU time", || cpu() > before);
+        stage.later(SECOND / 10);
         stage.supervisor.tick(&stage.settings);
         said += &stage.supervisor.news().join("\n");
         if said.contains("killed") {

@@ -5,6 +5,7 @@ use std::net::TcpListener;
 
 use super::super::endpoint::Endpoint;
 use super::*;
+use crate::host::wake;
 
 /// Answers the connections one after the other; returns the bodies.
 fn receiver(answers: Vec<String>) -> (OtlpSettings, std::thread::JoinHandle<Vec<String>>) {
@@ -48,14 +49,12 @@ fn answer(status: u16, more: &str, body: &str) -> String {
 
 fn wait_for(pusher: &Pusher, done: &dyn Fn(ExportCounts) -> bool) -> Vec<String> {
     let mut lines = Vec::new();
-    loop {
+    wake::until("counts come", || {
         let (counts, news) = pusher.report();
         lines.extend(news);
-        if done(counts) {
-            return lines;
-        }
-        std::thread::sleep(Duration::from_millis(2));
-    }
+        done(counts)
+    });
+    lines
 }
 
 #[test]
