@@ -15,10 +15,11 @@ import subprocess
 import sys
 import tempfile
 
+from skips import REQUIRED, note
+
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 PACKAGES = ROOT / "python/tests/requirements.txt"
 CACHE = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache") / "profinfer"
-REQUIRE = os.environ.get("PROFINFER_REQUIRE") == "1" or os.environ.get("CI") == "true"
 
 
 class Missing(Exception):
@@ -75,9 +76,9 @@ def main():
             python = environment(work)
             env.pop("PYTHONPATH", None)
         except Missing as why:
-            if REQUIRE:
-                sys.exit(f"may not be skipped here: {why}")
-            print(f"skipped: pip install, pandas and pyarrow: {why}")
+            if REQUIRED:
+                sys.exit(f"not to be skipped here: {why}")
+            note("python_reader, with pandas and pyarrow", why)
             python, env["PYTHONPATH"] = sys.executable, str(ROOT / "python")
         command = [python, "-m", "unittest", "discover", "-s", ROOT / "python/tests", *[f"-k={name}" for name in sys.argv[1:]]]
         return subprocess.run(command, cwd=work, env=env, check=False).returncode

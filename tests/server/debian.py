@@ -1,11 +1,15 @@
 """Debian's llama.cpp in its own root directory (setup.sh), as tests use it."""
 
+import ctypes
 import os
 import shutil
 import subprocess
+import sys
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 TOP = os.path.dirname(os.path.dirname(HERE))
+sys.path.append(os.path.join(TOP, "tests"))
+from skips import REQUIRED, note  # noqa: E402
 
 
 class Failure(Exception):
@@ -21,8 +25,25 @@ def sh(args, **more):
 
 def skipped(why):
     """Says why a test does not run; its exit status."""
-    print(f"skipped: {why}")
-    return 1 if os.environ.get("PROFINFER_REQUIRE") == "1" or os.environ.get("CI") == "true" else 77
+    note(os.path.relpath(sys.argv[0], TOP), why)
+    return 1 if REQUIRED else 77
+
+
+def need_to_record():
+    """Raises Failure where nothing can be recorded: the same as `turn` of tests/common/mod.rs."""
+    if os.geteuid() != 0:
+        raise Failure("not root")
+    uprobes = "/sys/bus/event_source/devices/uprobe/type"
+    if not os.path.exists(uprobes):
+        raise Failure(f"this kernel has no uprobes ({uprobes} is not there)")
+    # BPF_MAP_CREATE of an array of one word; bpf() has two numbers on the machines that we know.
+    attributes = (ctypes.c_uint32 * 32)(2, 4, 4, 1)
+    libc = ctypes.CDLL(None, use_errno=True)
+    number = 321 if os.uname().machine == "x86_64" else 280
+    fd = libc.syscall(number, 0, attributes, ctypes.sizeof(attributes))
+    if fd < 0:
+        raise Failure(f"no BPF here: {os.strerror(ctypes.get_errno())}")
+    os.close(fd)
 
 
 # In a namespace of its own, so that nothing stays mounted whatever happens: someone may delete the directory.
@@ -34,6 +55,7 @@ exec chroot "$root" "$@"
 
 class Root:
     def __init__(self, kind, profinfer, directory=None):
+        need_to_record()
         self.profinfer = profinfer
         self.dir = directory or sh([os.path.join(HERE, "setup.sh"), kind]).strip().splitlines()[-1]
 

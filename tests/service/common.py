@@ -3,25 +3,18 @@
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 import unittest
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT / "tests"))
+from skips import REQUIRED, note  # noqa: E402
+
 CONF = ROOT / "conf"
-# If set, a test that cannot run is a failure.
-REQUIRED = os.environ.get("CI") == "true" or os.environ.get("PROFINFER_REQUIRE") == "1"
 # The program to install; where it is only copied, it just has to exist.
 PROFINFER = Path(os.environ.get("PROFINFER_BINARY") or ROOT / "target" / "debug" / "profinfer")
-
-
-def note(test, why):
-    """Says why a test does not run, also in the file that PROFINFER_SKIPS names."""
-    why = " ".join(str(why).split())
-    print(f"skipped: {why}", flush=True)
-    if os.environ.get("PROFINFER_SKIPS"):
-        with open(os.environ["PROFINFER_SKIPS"], "a") as skips:
-            skips.write(f"{test}\t{why}\n")
 
 
 class Test(unittest.TestCase):
