@@ -3,12 +3,14 @@
 A check is one file in checks/ (and one in controls/ is a check that must fail). Its contents, all optional:
 
     \"\"\"One line: the property that is checked.\"\"\"
-    KERNELS = "5.10 6.12"       kernels by name, else the four of Debian's; ALL_BPF and ALL are here
+    KERNELS = "5.10 7.2"        kernels by name, else the oldest; with the newest where the kernel decides: ALL_BPF is here
+    ALSO = "6.1 6.12"           more kernels, for `matrix.py --all-kernels` before a release
     BOOT = {"mode": "det"}      fields of boot.Guest (cross/qemu/boot.py): mode cpus clusters memory limit modules
                                 append env cpu
     FILES = {"/models/a": path} guest path: local file, relative to the repository; TREES = ["llama"]: directories of the cache
     SECONDS = 30                approximate duration; the longest start first
-    SCRIPT = "..."              run by the guest's shell in /out; profinfer and ggml-runner are in its PATH
+    SCRIPT = "..."              run by the guest's shell in /out; profinfer and ggml-runner are in its PATH;
+                                `within 30 CONDITION` waits for at most 30 s times QEMU_SLOW
     def judge(run, book): ...   checks the outcome; without it only the script's exit code counts
     def prepare(guest): ...     fields of the Guest that differ from run to run; guest.out is there, and empty
     def beside(guest, runs): ... what happens on this machine while the guest runs; runs() tells whether it does
@@ -32,12 +34,27 @@ sys.path.insert(0, str(ROOT / "cross" / "qemu"))
 
 import boot  # noqa: E402
 
-DEBIAN = "5.10 6.1 6.12 7.2"
-ALL_BPF = f"{DEBIAN} 5.10-nobtf"
-ALL = f"{ALL_BPF} 5.10-nobpf"
+OLDEST, BETWEEN, NEWEST = "5.10", "6.1 6.12", "7.2"
+DEBIAN = f"{OLDEST} {BETWEEN} {NEWEST}"
+ALL_BPF = f"{OLDEST} {NEWEST} 5.10-nobtf"
+ALL = f"{DEBIAN} 5.10-nobtf 5.10-nobpf"
+# For `make test`: the checks that show at once whether a kernel is still understood.
+SHORT = ({"record", "doctor"}, {OLDEST, NEWEST})
 # If set, a check that cannot run is a failure.
 REQUIRED = os.environ.get("CI") == "true" or os.environ.get("PROFINFER_REQUIRE") == "1"
 BINARIES = ROOT / "dist" / "aarch64-unknown-linux-musl"
+# A whole number that all patience is multiplied by: an emulated processor on a busy machine is slow.
+SLOW = int(os.environ.get("QEMU_SLOW") or 1)
+WITHIN = """
+within() { # seconds, condition
+    for _ in $(seq $(($1 * 5 * QEMU_SLOW))); do
+        ! eval "$2" || return 0
+        sleep 0.2
+    done
+    echo "in vain, for $1 s times $QEMU_SLOW: $2" >&2
+    exit 1
+}
+"""
 
 
 @dataclass
@@ -139,7 +156,8 @@ class Check:
         spec = importlib.util.spec_from_file_location(f"check_{path.stem}", path)
         self.module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(self.module)
-        self.kernels = self.option("KERNELS", DEBIAN).split()
+        self.kernels = self.option("KERNELS", OLDEST).split()
+        self.all_kernels = [*self.kernels, *self.option("ALSO", "").split()]
         self.seconds = self.option("SECONDS", 5)
         # Controls: expected failure message.
         self.must_say = self.option("MUST_SAY", None)
@@ -153,9 +171,12 @@ class Check:
         files = {f"/job/{name}": boot.program_for_arm64(binaries / name) for name in ("profinfer", "ggml-runner")}
         files |= {inside: ROOT / here for inside, here in self.option("FILES", {}).items()} | (more or {})
         trees = [boot.CACHE / name for name in self.option("TREES", [])]
-        script = "set -eu\n" + self.option(script, "")
+        script = "set -eu\n" + WITHIN + self.option(script, "")
         here = {name: self.option(name, None) for name in ("prepare", "beside")}
-        return boot.Guest(kernel, script, out, files=files, trees=trees, **here, **self.option("BOOT", {}))
+        guest = boot.Guest(kernel, script, out, files=files, trees=trees, **here, **self.option("BOOT", {}))
+        guest.limit *= SLOW
+        guest.env["QEMU_SLOW"] = SLOW
+        return guest
 
     def run(self, kernel, out):
         """The Book of one kernel, and the duration in seconds. Every error becomes a failure in the Book."""

@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
 """Real arm64 kernels, each booted in QEMU with our two programs: one row per kernel, followed by the failures.
 
-usage: matrix.py [-j JOBS] [-k KERNEL,...] [CHECK...]
+usage: matrix.py [-j JOBS] [-k KERNEL,... | --all-kernels | --short] [--binaries DIR] [CHECK...]
 
 The checks are the files of checks/; bed.py describes how to add one. The controls are checks that must fail,
-each in a specific way: if one passes, the matrix is not reliable. The files of every run are kept in target/tests/kernels.
+each in a specific way: if one passes, the matrix is not reliable. A check runs on the oldest kernel, and on the newest
+if the kernel decides its result; before a release, --all-kernels adds those between. QEMU_SLOW=3 in the environment
+allows three times the time. The files of every run are kept in target/tests/kernels.
 Exit code: 0 success, 1 something failed, 2 it could not run.
 """
 
@@ -15,6 +17,7 @@ import sys
 import time
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
 
 import bed
 
@@ -24,7 +27,11 @@ OUT = bed.ROOT / "target" / "tests" / "kernels"
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-j", "--jobs", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("-k", "--kernels", default="", help="only these, separated by commas")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("-k", "--kernels", default="", help="only these, separated by commas")
+    which.add_argument("--all-kernels", action="store_true", help="each check on every kernel that it knows")
+    which.add_argument("--short", action="store_true", help=" and ".join(sorted(bed.SHORT[0])) + " on the oldest and the newest")
+    parser.add_argument("--binaries", type=Path, default=bed.BINARIES, help="directory of the two programs (dist/...)")
     parser.add_argument("checks", nargs="*", help="only these checks; 'controls' selects the controls")
     return parser.parse_args()
 
@@ -41,8 +48,15 @@ def chosen(args):
     wanted = [check for check in every if not args.checks or check.name in args.checks]
     if not args.checks or "controls" in args.checks:
         wanted += controls
-    kernels = [name for name in args.kernels.split(",") if name]
-    pairs = [(check, kernel) for check in wanted for kernel in check.kernels if not kernels or kernel in kernels]
+    if args.short:
+        wanted = [check for check in every if check.name in bed.SHORT[0]]
+    named = {name for name in args.kernels.split(",") if name} or (bed.SHORT[1] if args.short else None)
+    pairs = [
+        (check, kernel)
+        for check in wanted
+        for kernel in (check.all_kernels if named or args.all_kernels else check.kernels)
+        if not named or kernel in named
+    ]
     if not pairs:
         sys.exit("matrix.py: nothing to run")
     return sorted(pairs, key=lambda pair: -pair[0].seconds)
@@ -138,6 +152,7 @@ def print_details(results):
 
 def main():
     args = arguments()
+    bed.BINARIES = args.binaries.resolve()
     began = time.monotonic()
     results = run_all(chosen(args), max(1, args.jobs))
     print()

@@ -1,5 +1,6 @@
 """Cost of an op's probes in guest instructions, relative to an empty program and to the published method."""
 
+ALSO = "6.1 6.12 7.2"
 # Guest time is counted in instructions, so the result does not depend on this machine's speed.
 BOOT = {"mode": "det", "cpus": 1, "limit": 300}
 SECONDS = 25

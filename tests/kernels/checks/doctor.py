@@ -1,8 +1,9 @@
 """The kernel's features, and that doctor explains the effect of each missing one."""
 
-from bed import ALL_BPF
+from bed import ALL_BPF, BETWEEN
 
 KERNELS = ALL_BPF
+ALSO = BETWEEN
 SCRIPT = "profinfer doctor --json >doctor.json"
 
 

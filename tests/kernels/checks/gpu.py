@@ -22,7 +22,8 @@ NAMES = {
     "6.12": ("", "v3d_tfu"),
     "7.2": ("70000000.gpu", "v3d_tfu"),
 }
-KERNELS = " ".join(DRIVERS)
+KERNELS = "5.10 7.2"
+ALSO = "6.12"
 # The device's registers are mapped twice.
 BOOT = {"append": "iomem=relaxed", "limit": 180}
 SECONDS = 25

@@ -4,20 +4,11 @@ recording."""
 
 import json
 
-KERNELS = "5.10"
 BOOT = {"limit": 300, "memory": 2048}
 TREES = ["llama"]
 SECONDS = 110
 COMMON = """
 trap 'cat /var/log/profinfer.log >log.txt 2>/dev/null || true' EXIT
-within() { # seconds, condition
-    for _ in $(seq $(($1 * 2))); do
-        ! eval "$2" || return 0
-        sleep 0.5
-    done
-    echo "in vain, for $1 s: $2" >&2
-    exit 1
-}
 # Like init at boot.
 boot() {
     mkdir -p /run /var/log

@@ -1,8 +1,9 @@
 """Calls that are phases, in all their variants, through BPF and through perf events: the number of calls is exact."""
 
-from bed import ALL_BPF, ROOT
+from bed import ALL_BPF, BETWEEN, ROOT
 
 KERNELS = ALL_BPF
+ALSO = BETWEEN
 SECONDS = 15
 # `make test-arm64` builds it; the static variant needs no C library.
 PLACE = "target/tests/arm64/fixtures"

@@ -1,8 +1,9 @@
 """Instructions of ops with loops of known length, on a PMU that counts them: accurate to 0.1 %."""
 
-from bed import ALL_BPF, ROOT
+from bed import ALL_BPF, BETWEEN, ROOT
 
 KERNELS = ALL_BPF
+ALSO = BETWEEN
 # Only guests whose time is derived from executed instructions count instructions.
 BOOT = {"mode": "det", "cpus": 1, "limit": 300}
 SECONDS = 25

@@ -1,7 +1,7 @@
 """CPUs that really run in parallel: four threads, both transports."""
 
 # Tests our own programs, which are the same on all kernels.
-KERNELS = "5.10 7.2"
+ALSO = "7.2"
 BOOT = {"mode": "par", "cpus": 4, "limit": 300}
 SECONDS = 60
 SCRIPT = """

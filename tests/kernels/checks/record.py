@@ -1,8 +1,9 @@
 """A recording of every op on two threads: the number of hits matches the graphs."""
 
-from bed import ALL_BPF
+from bed import ALL_BPF, BETWEEN
 
 KERNELS = ALL_BPF
+ALSO = BETWEEN
 SECONDS = 10
 SCRIPT = """
 ggml-runner synth tiny /tmp/m.gguf --type q4_0 >/dev/null

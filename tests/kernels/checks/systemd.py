@@ -18,14 +18,6 @@ FILES = {
 SECONDS = 80
 SCRIPT = """
 trap 'journalctl -q --no-pager -o cat -u profinfer >journal.txt' EXIT
-within() { # seconds, condition
-    for _ in $(seq $(($1 * 2))); do
-        ! eval "$2" || return 0
-        sleep 0.5
-    done
-    echo "in vain, for $1 s: $2" >&2
-    exit 1
-}
 of() { systemctl show --value -p "$1" profinfer; }
 bytes() { cat /var/lib/profinfer/*.pfi 2>/dev/null | wc -c; }
 

@@ -1,6 +1,5 @@
 """A report with one hit less than expected."""
 
-KERNELS = "6.12"
 SCRIPT = """
 cat >report.json <<'END'
 {"quality": {"complete": true, "verdict": "complete", "rungs": [{"role": "op", "expected": 10, "seen": 9}], "events": []}}

@@ -1,5 +1,4 @@
 """A guest that powers off before it has reported; its output was fine."""
 
-KERNELS = "6.12"
 SCRIPT = "echo ok; poweroff -f"
 MUST_SAY = r"^the guest ended without a report"
