@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 
 use self::caller::Caller;
+use self::events::{Event, Events};
 use self::flags::RecordArgs;
 use super::args::Args;
 #[cfg(not(feature = "board"))]
@@ -20,7 +21,7 @@ use crate::capture::error::RecordError;
 use crate::daemon::arrivals::OfFile;
 use crate::host::{target, usage, wake};
 use crate::recorder::recording::{
-    Arrivals, RecordOptions, RecordingProgress, SessionObserver, Streams, Summary, Target,
+    Arrivals, ProbedEngine, RecordOptions, RecordingProgress, SessionObserver, Streams, Summary, Target,
 };
 use crate::recorder::requests::Requests;
 use crate::recorder::session;
@@ -29,6 +30,7 @@ use render::table::clean;
 pub mod budget;
 pub mod caller;
 mod command;
+pub mod events;
 pub mod flags;
 pub mod gpu;
 pub mod inner;
@@ -48,25 +50,29 @@ fn run(args: &Args) -> Result<ExitCode> {
     if pmc::lists(args)? {
         return pmc::list(args);
     }
+    let events = Events::open(args)?;
     let asked = RecordArgs::read(args)?;
     let to_stdout = asked.options.streams == Streams::StdoutTaken;
     if to_stdout && io::stdout().is_terminal() {
         bail!("standard output is a terminal: redirect it, or give a file with -o");
     }
-    let signals = StopSignals::install()?;
+    let told = events.clone();
+    let signals = StopSignals::install(move || told.stopping("signal"))?;
     lifeline::watch(args)?;
-    let mut watch = Status::new(asked.quiet, ready_line(&asked.target), signals);
+    let mut watch = Status::new(asked.quiet, ready_line(&asked.target), signals, events.clone());
     let RecordArgs { target, output, over, mode, quiet, leave, owner, options } = asked;
-    let recorded = match to_stdout {
-        true => write_to(target, options, (Box::new(io::stdout()), None), leave, &mut watch),
+    let (recorded, file) = match to_stdout {
+        true => (write_to(target, options, (Box::new(io::stdout()), None), leave, &mut watch), None),
         false => {
             let out = OutputFile::create(&output, OutputRules::new(over, mode))?;
             give(&out, owner, &output, &mut watch);
             let name = out.name();
-            write_to(target, options, (Box::new(out), name), leave, &mut watch)
+            let recorded = write_to(target, options, (Box::new(out), name.clone()), leave, &mut watch);
+            (recorded, name.filter(|name| name.bytes().is_some()).map(|name| name.now()))
         }
     };
     watch.clear();
+    events.stopped(&recorded, file.as_deref());
     let s = recorded?;
     if lifeline::is_remote(args) {
         // The other machine prints the verdict, and the trace's name there.
@@ -81,6 +87,9 @@ fn run(args: &Args) -> Result<ExitCode> {
 /// Records on another machine; mistakes are found before anything is done there.
 #[cfg(not(feature = "board"))]
 fn elsewhere(args: &Args) -> Result<ExitCode> {
+    if args.flag(events::FLAG.name) {
+        return Err(Usage::new("--events is for a recording on this machine, not with --on").into());
+    }
     if pmc::lists(args)? {
         return Err(Usage::new("--pmc list shows this machine's counters: run it on the other one").into());
     }
@@ -189,6 +198,8 @@ fn failure(e: &RecordError) -> String {
 
 /// Waits for a command whose recording has failed; returns how it ended.
 fn outlived(child: Child, e: &RecordError, watch: &dyn SessionObserver) -> String {
+    // Before anything is said: who has read it may send a signal.
+    command::pass_signals();
     if watch.stop() {
         return "; the command keeps running".to_owned();
     }
@@ -229,6 +240,18 @@ impl SessionObserver for Named<'_> {
 
     fn requests_now(&mut self, requests: &Requests) {
         self.watch.requests_now(requests);
+    }
+
+    fn engine(&mut self, pid: u32, engine: &ProbedEngine<'_>) {
+        self.watch.engine(pid, engine);
+    }
+
+    fn level(&mut self, to: &str, why: &str) {
+        self.watch.level(to, why);
+    }
+
+    fn stopping(&mut self, why: Result<&str, &RecordError>) {
+        self.watch.stopping(why);
     }
 
     fn progress(&mut self, now: &RecordingProgress) {
@@ -299,16 +322,19 @@ const SAME_NS: u64 = 100_000_000;
 pub struct StopSignals;
 
 impl StopSignals {
-    /// Installs the handlers for the rest of the process.
+    /// Installs the handlers for the rest of the process. `told` is called at the first signal, whatever the
+    /// recording is doing.
     ///
     /// # Errors
     /// The system refuses.
-    pub fn install() -> Result<StopSignals> {
-        ctrlc::set_handler(|| {
+    pub fn install(told: impl Fn() + Send + 'static) -> Result<StopSignals> {
+        ctrlc::set_handler(move || {
             let now = usage::now();
             let first = FIRST_NS.compare_exchange(0, now, Ordering::SeqCst, Ordering::SeqCst);
             let is_again = first.is_err_and(|first| now.saturating_sub(first) > SAME_NS);
-            if STOPS.fetch_add(1, Ordering::SeqCst) > 0 && is_again {
+            if STOPS.fetch_add(1, Ordering::SeqCst) == 0 {
+                told();
+            } else if is_again {
                 super::screen::restore();
                 // The kernel removes the probes with the process; blocks already written are complete.
                 std::process::exit(130);
@@ -351,10 +377,13 @@ struct Status {
     /// Decoded tokens when the line was last shown.
     decoded: u64,
     signals: StopSignals,
+    events: Events,
+    /// The last level of which there was an event.
+    level: Option<String>,
 }
 
 impl Status {
-    fn new(quiet: bool, ready: String, signals: StopSignals) -> Status {
+    fn new(quiet: bool, ready: String, signals: StopSignals, events: Events) -> Status {
         let terminal = io::stderr().is_terminal();
         Status {
             quiet,
@@ -364,6 +393,8 @@ impl Status {
             last: Instant::now(),
             decoded: 0,
             signals,
+            events,
+            level: None,
         }
     }
 
@@ -390,11 +421,29 @@ impl SessionObserver for Status {
         }
     }
 
+    fn engine(&mut self, pid: u32, engine: &ProbedEngine<'_>) {
+        let file = engine.file.map(|path| path.display().to_string()).unwrap_or_default();
+        self.events.send(&Event::Attached { pid, file: &file, probes: engine.probes });
+    }
+
+    fn level(&mut self, to: &str, why: &str) {
+        self.events.send(&Event::Level { from: self.level.as_deref(), to, why });
+        self.level = Some(to.to_owned());
+    }
+
+    fn stopping(&mut self, why: Result<&str, &RecordError>) {
+        match why {
+            Ok(why) => self.events.stopping(why),
+            Err(e) => self.events.stopping(&e.to_string()),
+        }
+    }
+
     fn progress(&mut self, now: &RecordingProgress) {
         if now.engines > 0
             && let Some(ready) = self.ready.take()
         {
             self.tell(&ready);
+            self.events.send(&Event::Ready);
         }
         if self.quiet || !self.terminal || self.last.elapsed() < Duration::from_millis(250) {
             return;

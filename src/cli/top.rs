@@ -175,7 +175,7 @@ fn run(args: &Args) -> Result<ExitCode> {
         Some(path) => Some(open(path, args)?),
         None => None,
     };
-    let mut top = Top::new(way, &target, &options, StopSignals::install()?);
+    let mut top = Top::new(way, &target, &options, StopSignals::install(|| {})?);
     if let (Some(path), Some(file)) = (&output, &file) {
         record::give(file, Caller::read(args)?, path, &mut top);
     }

@@ -22,7 +22,9 @@ use crate::recorder::computing::ComputingChange;
 use crate::recorder::meter::Meter;
 use crate::recorder::process_tree::{self, ProcessTree};
 use crate::recorder::qos;
-use crate::recorder::recording::{Calibration, RecordingProgress, SessionCommand, SessionObserver};
+use crate::recorder::recording::{
+    Calibration, ProbedEngine, RecordingProgress, SessionCommand, SessionObserver,
+};
 use crate::recorder::tally::RequestTally;
 use common::order;
 use pfi::Output;
@@ -429,9 +431,9 @@ impl SessionObserver for SessionDriver {
         self.say_message(text);
     }
 
-    fn engine(&mut self, pid: u32, build_id: &str) {
-        if self.rule.sets_cpus() {
-            self.say(&WorkerEvent::Engine(pid, build_id.to_owned()));
+    fn engine(&mut self, pid: u32, engine: &ProbedEngine<'_>) {
+        if self.rule.sets_cpus() && !engine.again {
+            self.say(&WorkerEvent::Engine(pid, engine.build_id.to_owned()));
         }
     }
 
@@ -547,7 +549,8 @@ impl SessionObserver for SessionDriver {
         }
     }
 
-    fn failed(&mut self, why: &RecordError) {
+    fn stopping(&mut self, why: Result<&str, &RecordError>) {
+        let Err(why) = why else { return };
         pulse::slow();
         // What comes from here on needs another recorder.
         self.tell_end(Some(why.to_string()), recorder::is_full(why));

@@ -23,6 +23,7 @@ use crate::engine::prologue::ProbeOffset;
 use crate::host::maps::FileId;
 use crate::host::{capset, maps, usage};
 use crate::recorder::drain::Shown;
+use crate::recorder::recording::ProbedEngine;
 
 /// Placing all probes in a process takes less than this unless somebody else holds the kernel's lock.
 const SLOW: Duration = Duration::from_millis(20);
@@ -497,9 +498,15 @@ impl AttachedEngine {
         self.engine.modules.iter().find(|m| m.roles.base).map(|m| (m.dev, m.inode))
     }
 
-    /// Build id of that file, in hexadecimal; empty: it has none.
-    pub fn build_id(&self) -> &str {
-        self.engine.modules.iter().find(|m| m.roles.base).map_or("", |m| &m.build_id)
+    /// What is told of it when it is found in a process.
+    pub fn probed_engine(&self, again: bool) -> ProbedEngine<'_> {
+        let base = self.engine.modules.iter().find(|m| m.roles.base);
+        ProbedEngine {
+            build_id: base.map_or("", |m| &m.build_id),
+            file: base.map(|m| &*m.path_in_target),
+            probes: self.links.iter().map(Vec::len).sum(),
+            again,
+        }
     }
 
     /// True if both engines use the same base library.

@@ -147,6 +147,19 @@ pub trait Arrivals {
     }
 }
 
+/// An engine in a process.
+#[derive(Debug, Clone, Copy)]
+pub struct ProbedEngine<'a> {
+    /// Of its base library, in hexadecimal; empty: it has none.
+    pub build_id: &'a str,
+    /// The base library, as the process sees it.
+    pub file: Option<&'a Path>,
+    /// The number of its probes.
+    pub probes: usize,
+    /// The process was known; it has loaded more of the engine.
+    pub again: bool,
+}
+
 /// What the session reports while it runs.
 pub trait SessionObserver {
     /// Stop request: 1 = end and flush.
@@ -155,8 +168,10 @@ pub trait SessionObserver {
     fn tell(&mut self, text: &str);
     /// Current state; called many times a second.
     fn progress(&mut self, now: &RecordingProgress);
-    /// A process has an engine with this build id, in hexadecimal.
-    fn engine(&mut self, _pid: u32, _build_id: &str) {}
+    /// A process has this engine, and is probed; again when it has loaded more of it.
+    fn engine(&mut self, _pid: u32, _engine: &ProbedEngine<'_>) {}
+    /// A budget has changed the level to this one.
+    fn level(&mut self, _to: &str, _why: &str) {}
     /// A process computes something else from now on; called as soon as it is read: see
     /// [`CaptureOptions::phases_at_once`].
     fn computes(&mut self, _change: ComputingChange) {}
@@ -192,8 +207,8 @@ pub trait SessionObserver {
     fn done(&mut self, _done: Result<(), RecordError>) {}
     /// The started command continues after its recording has ended.
     fn left(&mut self, _command: Child) {}
-    /// The recording ends with this error. Its probes have yet to be removed, which takes time.
-    fn failed(&mut self, _why: &RecordError) {}
+    /// The recording ends, for this reason. Its probes have yet to be removed, which takes time.
+    fn stopping(&mut self, _why: Result<&str, &RecordError>) {}
 }
 
 /// State of a recording.

@@ -317,7 +317,10 @@ impl Session {
             let place = match known {
                 Some(i) => {
                     let roles = roles(self.probed(), &self.options);
-                    self.engines[i].extend(engine.modules, &roles);
+                    let added = self.engines[i].extend(engine.modules, &roles);
+                    if let Some(pid) = of.filter(|&pid| added > 0 && self.engines[i].is_in(pid)) {
+                        watch.engine(pid, &self.engines[i].probed_engine(true));
+                    }
                     i
                 }
                 None if self.engines.len() == MAX_ENGINES => {
@@ -559,9 +562,7 @@ impl Session {
         status: Option<i32>,
         watch: &mut dyn SessionObserver,
     ) -> Result<Summary, RecordError> {
-        if let Err(e) = &end {
-            watch.failed(e);
-        }
+        watch.stopping(end.as_deref());
         // Let everything that is stopped continue.
         self.halts = None;
         self.engines.iter().filter_map(AttachedEngine::own_missing).for_each(|text| watch.tell(&text));

@@ -47,8 +47,8 @@ fn send(command: &Child, signal: Signal) {
     let _ = kill_process(Pid::from_child(command), signal);
 }
 
-/// Waits for the end of the command. None: its exit status is unknown.
-pub fn wait(mut command: Child) -> Option<ExitStatus> {
+/// From now on signals are kept for the command, until [`wait`] passes them on.
+pub fn pass_signals() {
     for signal in PASSED {
         // SAFETY: the handler only changes an atomic number, in whatever thread it runs.
         unsafe {
@@ -58,6 +58,10 @@ pub fn wait(mut command: Child) -> Option<ExitStatus> {
             libc::sigaction(signal.as_raw(), &raw const action, std::ptr::null_mut());
         }
     }
+}
+
+/// Waits for the end of the command. None: its exit status is unknown.
+pub fn wait(mut command: Child) -> Option<ExitStatus> {
     loop {
         match command.try_wait() {
             Ok(None) => {}

@@ -129,6 +129,7 @@ const OUTPUT: FlagGroup = FlagGroup {
         FORCE,
         MODE,
         Flag::switch("quiet", "Print nothing while recording").short('q'),
+        super::events::FLAG,
     ],
 };
 
@@ -485,6 +486,8 @@ fn agent_cpu(text: &str) -> Result<AgentCpu, String> {
 mod tests {
     use super::*;
     use crate::cli::args::Parsed;
+    use crate::cli::record::events::Events;
+    use std::os::fd::AsRawFd;
 
     fn parse(line: &str) -> Result<Args, String> {
         let words = line.split(' ').chain(["--", "ls", "-l"]).filter(|w| !w.is_empty());
@@ -528,6 +531,24 @@ mod tests {
             }
         }
         assert_eq!(read("--site published").map(|a| a.options.site), Ok(Site::FirstAndReturn));
+    }
+
+    #[test]
+    fn a_descriptor_for_events_must_be_open_for_writing() {
+        let (reader, writer) = std::io::pipe().expect("a pipe");
+        let open = |line: &str| Events::open(&parse(line)?).map_err(|e| e.to_string());
+        assert!(open(&format!("--events {}", writer.as_raw_fd())).is_ok() && open("").is_ok());
+        let flags = rustix::io::fcntl_getfd(&writer).expect("open");
+        assert!(flags.contains(rustix::io::FdFlags::CLOEXEC), "nobody inherits it");
+        let unreadable = format!("--events {}", reader.as_raw_fd());
+        for (line, why) in [
+            (&*unreadable, "not open for writing"),
+            ("--events 1000000", "not open"),
+            ("--events x", "expected an integer"),
+            ("--events 1 -o -", "taken by the trace"),
+        ] {
+            assert!(open(line).is_err_and(|e| e.contains(why)), "{line}");
+        }
     }
 
     #[test]

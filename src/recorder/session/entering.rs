@@ -71,7 +71,7 @@ impl Session {
         if let Some(shown) = self.drain.borrow_mut().shown.get_mut(place) {
             engine.tell(shown);
         }
-        watch.engine(pid, engine.build_id());
+        watch.engine(pid, &engine.probed_engine(false));
         self.source.admit(pid, place as u16);
     }
 

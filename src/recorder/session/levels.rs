@@ -47,7 +47,7 @@ impl Session {
         self.extras_off();
         let change =
             LevelDecision { to: step, why: qos::policy::ChangeReason::Fits, predicted: None, measured: None };
-        Ok(self.write_change(&change, "the first tokens are being measured")?)
+        Ok(self.change(&change, "the first tokens are being measured", watch)?)
     }
 
     /// Gives the returned calls to the controller and follows the policy.
@@ -59,16 +59,16 @@ impl Session {
         let wanted = controller.wanted();
         for (change, why) in told {
             watch.tell(&format!("level now {}: {why}", qos::name(change.to)));
-            self.announced()?;
+            self.announced(watch)?;
             match change.to.level {
                 Detail::Scheduler => self.extras.announced = Some((change, why)),
-                _ => self.write_change(&change, &why)?,
+                _ => self.change(&change, &why, watch)?,
             }
         }
         self.qos = Some(controller);
         if wanted != self.detail && self.drain.borrow().reconfiguring_since().is_none() {
             self.move_to(wanted, watch)?;
-            self.announced()?;
+            self.announced(watch)?;
         }
         Ok(())
     }
@@ -108,9 +108,21 @@ impl Session {
         told
     }
 
-    fn announced(&mut self) -> Result<(), WriteError> {
+    fn announced(&mut self, watch: &mut dyn SessionObserver) -> Result<(), WriteError> {
         let announced = self.extras.announced.take();
-        announced.map_or(Ok(()), |(change, why)| self.write_change(&change, &why))
+        announced.map_or(Ok(()), |(change, why)| self.change(&change, &why, watch))
+    }
+
+    /// The level has changed.
+    fn change(
+        &mut self,
+        change: &LevelDecision,
+        why: &str,
+        watch: &mut dyn SessionObserver,
+    ) -> Result<(), WriteError> {
+        self.write_change(change, why)?;
+        watch.level(&qos::name(change.to), why);
+        Ok(())
     }
 
     fn engine_now(&mut self, controller: &Controller) -> qos::EngineState {
