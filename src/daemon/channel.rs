@@ -54,6 +54,8 @@ pub enum WorkerEvent {
     Triggered(Fired),
     /// For the log.
     Message(String),
+    /// This recording is complete: nothing more is written to the file.
+    File(String),
     /// The ring was written to this file, or why not.
     Dumped(Result<String, DumpError>),
     /// It ends; with a reason, unless it was asked to.

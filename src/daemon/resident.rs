@@ -216,6 +216,7 @@ impl<'a> Service<'a> {
     fn say(&mut self, text: &str) {
         (self.log)(text);
         self.state.say(text);
+        self.control.show(&watch::message(text));
     }
 
     /// The configuration was just read, with these errors.

@@ -45,7 +45,8 @@ enum Ordered {
     /// A child, which may have ended by now.
     Also,
     Unfollow,
-    Rotate,
+    /// The file that ends; None: nothing was written.
+    Rotate(Option<String>),
     Note,
     Dump {
         name: String,
@@ -210,11 +211,20 @@ impl SessionDriver {
 
     /// The last messages. `ended` is what ended the recording early.
     pub fn end(&mut self, ended: Option<Failure>) {
+        let file = self.file.take().filter(|_| ended.is_none());
         let failure = ended.or_else(|| self.failure.take());
         self.tell_runs();
+        self.complete(file.map(|(name, _)| name));
         if !self.ends {
             let full = failure.as_ref().is_some_and(Failure::is_full);
             self.tell_end(failure.map(|why| why.to_string()), full);
+        }
+    }
+
+    /// A file is complete.
+    fn complete(&mut self, name: Option<String>) {
+        if let Some(name) = name {
+            self.say(&WorkerEvent::File(name));
         }
     }
 
@@ -309,9 +319,10 @@ impl SessionDriver {
 
     /// The next file, if available.
     fn rotate(&mut self, why: &'static str) -> Option<SessionCommand> {
+        let before = self.file.as_ref().map(|(name, _)| name.clone());
         match self.place() {
             Ok(out) => {
-                self.ordered = Some(Ordered::Rotate);
+                self.ordered = Some(Ordered::Rotate(before));
                 self.turned = true;
                 Some(SessionCommand::Rotate(out, why))
             }
@@ -329,8 +340,7 @@ impl SessionDriver {
         }
         let (_, since) = self.file.as_ref().filter(|_| !self.turned)?;
         if now.targets == 0 && !self.grew && self.waiting.is_empty() {
-            self.file = None;
-            self.ordered = Some(Ordered::Rotate);
+            self.ordered = Some(Ordered::Rotate(self.file.take().map(|(name, _)| name)));
             return Some(SessionCommand::Rotate(Box::new(io::sink()), "no engine left"));
         }
         if now.bytes.saturating_add(LOOK.min(self.settings.file_size / 2)) >= self.settings.file_size {
@@ -541,7 +551,9 @@ impl SessionObserver for SessionDriver {
             (Some(Ordered::Follow(pid)), Ok(())) => {
                 self.also.extend(facts::copies(pid).into_iter().map(|child| (child, pid)));
             }
+            (Some(Ordered::Rotate(file)), Ok(())) => self.complete(file),
             (Some(Ordered::Dump { name, asked }), done) => {
+                self.complete(done.is_ok().then(|| name.clone()));
                 self.dumped(done.map(|()| name).map_err(|why| DumpError::Write(why.to_string())), asked);
             }
             (None | Some(Ordered::Also | Ordered::Note), _) | (_, Ok(())) => {}

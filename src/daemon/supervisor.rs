@@ -67,6 +67,8 @@ pub enum Reported {
     Engine(u32, String),
     /// What a process computes; its run, and the rule.
     Computes((RunId, String), ComputingChange),
+    /// A recording of a rule is complete: its name.
+    File { rule: String, name: String },
     /// A trigger of the rule has fired, for a run of this user.
     Triggered { rule: String, uid: Option<u32>, run: Option<RunId>, fired: Fired },
 }

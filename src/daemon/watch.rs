@@ -3,6 +3,7 @@
 
 use std::collections::HashMap;
 use std::fs;
+use std::path::Path;
 use std::time::SystemTime;
 
 use serde_json::{Map, Value, json};
@@ -52,6 +53,7 @@ struct Last {
     tokens: u64,
     usage: Usage,
     at: u64,
+    level: String,
     first_token: bool,
     recommended: Option<u64>,
     /// Of the last second.
@@ -104,6 +106,16 @@ pub fn stop() -> String {
     line("stop", json!({}))
 }
 
+/// A line of the service's log.
+pub fn message(text: &str) -> String {
+    line("message", json!({ "text": text }))
+}
+
+/// A recording is complete.
+pub fn file(rule: &str, path: &Path) -> String {
+    line("file", json!({ "rule": rule, "path": plain::clean(&path.to_string_lossy()) }))
+}
+
 /// A process's CPUs were changed, or not.
 pub fn affinity(of: &AffinityStatus, text: &str) -> String {
     let text = text.strip_prefix("affinity: ").unwrap_or(text);
@@ -118,7 +130,7 @@ pub fn recommended(pid: u32, work: &str, threads: u32, cpus: &str) -> String {
 }
 
 impl Watch {
-    /// The events `run` and `first_token` that are due, which come before all others of a run.
+    /// The events `run`, `level` and `first_token` that are due, which come before all others of a run.
     pub fn progress<'r>(&mut self, runs: impl Iterator<Item = &'r Run>, now: u64) -> Vec<String> {
         let mut lines = Vec::new();
         for run in runs {
@@ -126,8 +138,13 @@ impl Watch {
             if !self.runs.contains_key(&key) {
                 lines.push(line("run", begun(run)));
                 let (usage, second) = (self.usage(run), Second::default());
-                let last = Last { tokens: 0, usage, at: now, first_token: false, recommended: None, second };
+                let (level, first_token, recommended) = (String::new(), false, None);
+                let last = Last { tokens: 0, usage, at: now, level, first_token, recommended, second };
                 self.runs.insert(key, last);
+            }
+            if let Some(last) = self.runs.get_mut(&key).filter(|last| last.level != run.level) {
+                last.level.clone_from(&run.level);
+                lines.push(line("level", with(of_run(run), json!({ "level": run.level }))));
             }
             let has_token = run.ttft_ns.is_some() || run.tokens > 0;
             if let Some(last) = self.runs.get_mut(&key).filter(|last| has_token && !last.first_token) {
@@ -361,6 +378,10 @@ mod tests {
         assert_eq!((&first["v"], &first["pid"], &first["rule"]), (&1.into(), &one.pid.into(), &"a".into()));
         assert!(watch.progress([&one].into_iter(), begin).is_empty());
         assert!(watch.second([&one].into_iter(), &[], begin + S / 4).is_empty(), "too short a time");
+        one.level = "op".into();
+        let lines = watch.progress([&one].into_iter(), begin);
+        assert_eq!((names(&lines), &json(&lines[0])["level"]), (vec!["level".to_owned()], &"op".into()));
+        assert!(watch.progress([&one].into_iter(), begin).is_empty(), "the same level");
         (one.tokens, one.ttft_ns) = (5, Some(9));
         let lines = watch.second([&one].into_iter(), &[], begin + S);
         assert_eq!(names(&lines), ["first_token", "second"]);

@@ -32,6 +32,9 @@ impl Service<'_> {
                     }
                 }
                 Reported::Computes(..) => {}
+                Reported::File { rule, name } => {
+                    self.control.show(&watch::file(&rule, &self.settings.directory.join(name)));
+                }
                 Reported::Triggered { rule, uid, run, fired } => self.triggered(&rule, uid, run, &fired),
             }
         }

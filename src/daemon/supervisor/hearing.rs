@@ -111,6 +111,11 @@ impl Supervisor {
                 }
             }
             WorkerEvent::Message(text) => self.say(uid, &format!("rule {rule}: {}", plain(&text, TEXT))),
+            WorkerEvent::File(name) => {
+                if is_file_name(&name) && self.reported.len() < REPORTS {
+                    self.reported.push(Reported::File { rule, name });
+                }
+            }
             WorkerEvent::Dumped(done) => {
                 if std::mem::take(&mut worker.dump) {
                     let done = match done {
