@@ -2,6 +2,7 @@
 //! it. `profinfer doctor --peaks` measures, as a process of its own with the lowest priority.
 
 use std::fs;
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -42,8 +43,15 @@ impl IdlePeaks {
         IdlePeaks { calm: now, next: now, cpus: None, measuring: None }
     }
 
-    /// Called about once a second; `after`: measure when it was calm for this long, `None`: never. Returns what to say.
-    pub fn tick(&mut self, after: Option<Duration>, engines: bool, now: Instant) -> Option<String> {
+    /// Called about once a second; `after`: measure when it was calm for this long, `None`: never; `proc`: `/proc`, or
+    /// another machine's. Returns what to say.
+    pub fn tick(
+        &mut self,
+        after: Option<Duration>,
+        proc: &Path,
+        engines: bool,
+        now: Instant,
+    ) -> Option<String> {
         if let Some(of) = &self.measuring {
             match (engines, now.duration_since(of.since) > LONGEST) {
                 (true, _) => self.end(ENGINE),
@@ -52,7 +60,7 @@ impl IdlePeaks {
             }
             return None;
         }
-        let cpus = fs::read_to_string("/proc/stat").ok().and_then(|text| cpu_time(&text));
+        let cpus = fs::read_to_string(proc.join("stat")).ok().and_then(|text| cpu_time(&text));
         let idle = self.cpus.zip(cpus).is_some_and(|(before, now)| is_idle(before, now));
         self.cpus = cpus;
         if engines || !idle {
@@ -154,8 +162,9 @@ mod tests {
         let begin = Instant::now();
         let mut peaks = IdlePeaks::new(begin);
         let hour = Duration::from_secs(3600);
-        assert_eq!(peaks.tick(Some(Duration::from_secs(1)), true, begin + hour), None);
-        assert_eq!(peaks.tick(None, false, begin + 2 * hour), None);
+        let proc = Path::new("/proc");
+        assert_eq!(peaks.tick(Some(Duration::from_secs(1)), proc, true, begin + hour), None);
+        assert_eq!(peaks.tick(None, proc, false, begin + 2 * hour), None);
         assert!(peaks.measuring.is_none());
         assert_eq!(peaks.reaped(1, begin), None, "another process");
     }

@@ -410,7 +410,8 @@ impl<'a> Service<'a> {
         self.supervisor.tick(&self.settings);
         if self.stopping.is_none() {
             let engines = self.supervisor.runs().next().is_some() || self.supervisor.waiting() > 0;
-            let said = self.peaks.tick(self.settings.peaks_after, engines, Instant::now());
+            let (after, proc) = (self.settings.peaks_after, self.settings.proc());
+            let said = self.peaks.tick(after, &proc, engines, Instant::now());
             said.iter().for_each(|line| self.say(line));
         }
         self.watch_runs();

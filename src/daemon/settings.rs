@@ -1,6 +1,6 @@
 //! The service's settings, typed.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::net::endpoint::NetSettings;
@@ -90,5 +90,16 @@ impl ServiceSettings {
     /// Size of a ring that fits into one file with the blocks around it, bytes.
     pub fn ring_bytes(&self, rule: &Rule) -> u64 {
         rule.ring_size.min(self.file_size.saturating_sub(AROUND))
+    }
+
+    /// Where the sensors are that rules want; None: no rule wants any.
+    pub fn sysfs(&self) -> Option<&Path> {
+        let mut rules = self.rules.iter().filter(|rule| !rule.ignore);
+        rules.find_map(|rule| Some(rule.record.sensors.as_ref()?.sysfs.as_path()))
+    }
+
+    /// `proc` beside it: the machine's, or that of a tree that was made for a test.
+    pub fn proc(&self) -> PathBuf {
+        self.sysfs().and_then(Path::parent).unwrap_or(Path::new("/")).join("proc")
     }
 }

@@ -13,9 +13,8 @@ impl Service<'_> {
         let runs = self.supervisor.runs();
         let first = |run: &crate::daemon::run::Run| run.processes.is_empty().then_some(run.pid);
         self.faults.look(runs.flat_map(|run| run.processes.iter().copied().chain(first(run))));
-        let rules = self.settings.rules.iter().filter(|rule| !rule.ignore);
-        if let Some(sensors) = rules.filter_map(|rule| rule.record.sensors.as_ref()).next() {
-            self.energy.look(&sensors.sysfs);
+        if let Some(sysfs) = self.settings.sysfs() {
+            self.energy.look(sysfs);
         }
         self.state.faults = self.faults.all();
         self.state.energy = self.energy.used();
