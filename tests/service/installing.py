@@ -219,7 +219,7 @@ class InitScript(Test):
         self.assertEqual((self.dir / "log.1").read_text().splitlines(), ["started", "stopped"])
 
     def test_reload_reaches_the_service(self):
-        self.play("$S start", "$S reload", "sleep 0.2", "$S stop")
+        self.play("$S start", "$S reload", f"until grep -q reloaded {self.dir}/log; do sleep 0.05; done", "$S stop")
         self.assertEqual((self.dir / "log").read_text().splitlines(), ["started", "reloaded", "stopped"])
 
     def test_what_keeps_it_from_starting_is_said(self):

@@ -3,8 +3,8 @@
 messages. The histograms of two services are added up by Prometheus and compared with what they must be."""
 
 import contextlib
+import fcntl
 import http.client
-import http.server
 import json
 import os
 import re
@@ -12,230 +12,26 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
-import tempfile
 import threading
-import time
 import unittest
-import urllib.parse
 from pathlib import Path
 
-from common import PROFINFER, ROOT, Test
+from common import PROFINFER, ROOT
+from readers import DURATION, LONG, TPOT, TTFT, Metrics, Prometheus, Server, buckets, of, quantile, samples, until
 
-CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "profinfer"
-OTLP = CACHE / "otlp"
-# Longest wait for something that is certain to happen.
-LONG = 60
-TTFT = "gen_ai_server_time_to_first_token_seconds"
-TPOT = "gen_ai_server_time_per_output_token_seconds"
-DURATION = "gen_ai_server_request_duration_seconds"
-
-
-def until(what, done):
-    """The first true result."""
-    begin = time.monotonic()
-    while time.monotonic() - begin < LONG:
-        result = done()
-        if result:
-            return result
-        time.sleep(0.05)
-    raise AssertionError(f"{what}: did not happen in {LONG} s")
-
-
-def samples(text):
-    """Names with labels, and values, of a text that the service exposes."""
-    found = {}
-    for line in text.splitlines():
-        if not line.startswith("#"):
-            name, value = line.rsplit(" ", 1)
-            found[name] = float(value)
-    return found
-
-
-def of(text, name, *labels):
-    """The sum of a metric's values that have these labels."""
-    parts = [f'{label}="{value}"' for label, value in labels]
-    values = [v for n, v in samples(text).items() if re.split(r"[{ ]", n)[0] == name and all(p in n for p in parts)]
-    return sum(values) if values else None
-
-
-def buckets(text, name):
-    """Cumulative counts by upper bound, over all series."""
-    found = {}
-    for key, value in samples(text).items():
-        if key.startswith(f"{name}_bucket{{"):
-            le = float(re.search(r'le="([^"]+)"', key)[1])
-            found[le] = found.get(le, 0) + value
-    return found
-
-
-def quantile(q, counts):
-    """As Prometheus's histogram_quantile() documents it."""
-    bounds = sorted(counts)
-    rank = q * counts[bounds[-1]]
-    for i, bound in enumerate(bounds):
-        if counts[bound] >= rank:
-            if i == len(bounds) - 1:
-                return bounds[i - 1]
-            low, below = (bounds[i - 1], counts[bounds[i - 1]]) if i else (0.0, 0.0)
-            return low + (bound - low) * (rank - below) / (counts[bound] - below)
-    raise AssertionError(counts)
-
-
-class Server(http.server.ThreadingHTTPServer):
-    """Answers with a function's result."""
-
-    daemon_threads = True
-
-    def __init__(self, answer):
-        self.answer = answer
-        super().__init__(("127.0.0.1", 0), Handler)
-        threading.Thread(target=self.serve_forever, daemon=True).start()
-
-    @property
-    def address(self):
-        return f"127.0.0.1:{self.server_address[1]}"
-
-
-class Handler(http.server.BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-
-    def reply(self):
-        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        status, headers, text = self.server.answer(self, body)
-        self.send_response(status)
-        for name, value in headers.items():
-            self.send_header(name, value)
-        self.send_header("Content-Length", str(len(text)))
-        self.end_headers()
-        self.wfile.write(text)
-
-    do_GET = do_POST = reply
-
-    def log_message(self, *_):
-        pass
-
-
-class Prometheus:
-    """A server of its own, that scrapes these addresses."""
-
-    def __init__(self, test, addresses):
-        config = test.dir / "prometheus.yml"
-        config.write_text(
-            "global: {scrape_interval: 500ms, scrape_timeout: 500ms}\n"
-            f"scrape_configs: [{{job_name: fleet, static_configs: [{{targets: {json.dumps(addresses)}}}]}}]\n"
-        )
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        self.address = f"127.0.0.1:{port}"
-        self.log = (test.dir / "prometheus.log").open("w")
-        self.process = subprocess.Popen(
-            ["prometheus", f"--config.file={config}", f"--storage.tsdb.path={test.dir}/tsdb",
-             f"--web.listen-address={self.address}"],
-            stdout=self.log, stderr=self.log,
-        )
-        test.addCleanup(self.stop)
-        until("Prometheus is ready", self.ready)
-
-    def ready(self):
-        try:
-            return self.get("/-/ready")[0] == 200
-        except OSError:
-            assert self.process.poll() is None, Path(self.log.name).read_text()
-            return False
-
-    def get(self, path):
-        with contextlib.closing(http.client.HTTPConnection(self.address, timeout=10)) as connection:
-            connection.request("GET", path)
-            answer = connection.getresponse()
-            return answer.status, answer.read()
-
-    def ask(self, query):
-        """The value of a query with one result; None without any."""
-        status, body = self.get("/api/v1/query?" + urllib.parse.urlencode({"query": query}))
-        assert status == 200, body
-        result = json.loads(body)["data"]["result"]
-        assert len(result) <= 1, result
-        return float(result[0]["value"][1]) if result else None
-
-    def targets(self):
-        """Last errors of all targets that were scraped."""
-        all_targets = json.loads(self.get("/api/v1/targets")[1])["data"]["activeTargets"]
-        return [t["lastError"] for t in all_targets if t["health"] != "unknown"]
-
-    def stop(self):
-        self.process.kill()
-        self.process.wait()
-        self.log.close()
-
-
-class Metrics(Test):
-    def check(self, text):
-        """promtool finds nothing to say about it."""
-        checked = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, text=True, timeout=60)
-        self.assertEqual((checked.returncode, checked.stdout + checked.stderr), (0, ""), text)
-
-    def parse(self, body):
-        """A pushed body, read strictly: an unknown field or a wrong type is an error."""
-        if not OTLP.is_dir():
-            self.skip(f"no {OTLP}: scripts/setup.sh installs opentelemetry-proto")
-        if str(OTLP) not in sys.path:
-            sys.path.insert(0, str(OTLP))
-        from google.protobuf import json_format
-        from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2
-
-        message = metrics_service_pb2.ExportMetricsServiceRequest()
-        return json_format.Parse(body, message, ignore_unknown_fields=False)
-
-    def points(self, message):
-        """Values as they are exposed: name and labels -> value, or (count, sum, cumulative counts by bound)."""
-        found = {}
-        for resource in message.resource_metrics:
-            for scope in resource.scope_metrics:
-                for metric in scope.metrics:
-                    data = getattr(metric, metric.WhichOneof("data"))
-                    for point in data.data_points:
-                        labels = tuple(sorted((a.key, a.value.string_value) for a in point.attributes))
-                        self.assertNotIn((metric.name, labels), found)
-                        self.assertGreater(point.time_unix_nano, 0)
-                        if metric.WhichOneof("data") == "histogram":
-                            self.assertEqual(data.aggregation_temporality, 2)
-                            self.assertEqual(len(point.bucket_counts), len(point.explicit_bounds) + 1)
-                            self.assertEqual(sum(point.bucket_counts), point.count)
-                            found[metric.name, labels] = point
-                        else:
-                            kind = point.WhichOneof("value")
-                            found[metric.name, labels] = getattr(point, kind)
-                        if metric.WhichOneof("data") == "sum":
-                            self.assertTrue(data.is_monotonic)
-                            self.assertEqual(data.aggregation_temporality, 2)
-                        if metric.WhichOneof("data") != "gauge":
-                            self.assertLessEqual(point.start_time_unix_nano, point.time_unix_nano)
-                            self.assertGreater(point.start_time_unix_nano, 0)
-        return found
+# What two services would expose, written by a unit test.
+SAMPLES = Path(os.environ.get("PROFINFER_METRICS_SAMPLES") or ROOT / "target" / "tests" / "metrics")
 
 
 class Samples(Metrics):
     """What two services would expose, written by a unit test."""
 
-    # Written once.
-    made = None
-
     def setUp(self):
         super().setUp()
-        self.need("cargo", "prometheus", "promtool")
-        if not Samples.made:
-            directory = tempfile.TemporaryDirectory(prefix="profinfer-samples-")
-            self.addClassCleanup(directory.cleanup)
-            environment = dict(os.environ, PROFINFER_METRICS_SAMPLES=directory.name)
-            self.run_it(
-                "cargo", "test", "--quiet", "--locked", "--package", "profinfer", "--lib", "--", "--exact",
-                "daemon::metrics::tests::samples_for_other_programs",
-                cwd=ROOT, env=environment, timeout=3600,
-            )
-            Samples.made = Path(directory.name)
-        self.text = {name: (self.made / f"{name}.prom").read_text() for name in ["a-0", "a-1", "b-0", "b-1"]}
+        self.need("prometheus", "promtool")
+        if not (SAMPLES / "b-1.json").is_file():
+            self.skip(f"no samples in {SAMPLES}: the unit test daemon::metrics::tests::samples_for_other_programs writes them")
+        self.text = {name: (SAMPLES / f"{name}.prom").read_text() for name in ["a-0", "a-1", "b-0", "b-1"]}
 
     def test_promtool_takes_them(self):
         for text in self.text.values():
@@ -257,15 +53,14 @@ class Samples(Metrics):
 
         servers = [server("a"), server("b")]
         prometheus = Prometheus(self, [s.address for s in servers])
-        until("both are scraped", lambda: prometheus.ask("sum(profinfer_up)") == 2)
-        self.assertEqual(prometheus.targets(), ["", ""])
-        before = prometheus.ask("vector(time())")
+        prometheus.scrape(2)
+        before = until("both are up", lambda: prometheus.ask("vector(time()) and sum(profinfer_up) == 2"))
         later.set()
         for name in [TTFT, TPOT, DURATION]:
             total = sum(of(self.text[f"{service}-1"], f"{name}_count") for service in "ab")
-            until(f"the counts of {name}", lambda: prometheus.ask(f"sum({name}_count)") == total)
+            prometheus.until(f"sum({name}_count)", total)
             seconds = sum(of(self.text[f"{service}-1"], f"{name}_sum") for service in "ab")
-            self.assertAlmostEqual(prometheus.ask(f"sum({name}_sum)"), seconds, places=6)
+            prometheus.until(f"sum({name}_sum)", seconds, 6)
             # What was counted in between, of both together.
             grown = {}
             for service in "ab":
@@ -275,7 +70,7 @@ class Samples(Metrics):
             for q in (0.5, 0.9, 0.99):
                 both = f"sum by (le) ({name}_bucket)"
                 query = f"histogram_quantile({q}, {both} - sum by (le) ({name}_bucket @ {before:.3f}))"
-                self.assertAlmostEqual(prometheus.ask(query), quantile(q, grown), places=6, msg=query)
+                prometheus.until(query, quantile(q, grown), 6)
                 # Rates are extrapolated, more for series that were far from 0.
                 query = f"histogram_quantile({q}, sum by (le) (rate({name}_bucket[1m])))"
                 found = until(f"{query} has a value", lambda: prometheus.ask(query))
@@ -283,18 +78,18 @@ class Samples(Metrics):
                 self.assertLessEqual(found, quantile(min(q + 0.1, 1), grown), query)
             # One alone is not the answer.
             self.assertNotAlmostEqual(quantile(0.9, buckets(self.text["a-1"], name)), quantile(0.9, grown), places=3)
-        self.assertEqual(prometheus.ask("sum(hw_energy_joules_total)"), 40 + 20)
-        self.assertEqual(prometheus.ask('sum(process_paging_faults_total{system_paging_fault_type="minor"})'), 60)
+        prometheus.until("sum(hw_energy_joules_total)", 40 + 20)
+        prometheus.until('sum(process_paging_faults_total{system_paging_fault_type="minor"})', 60)
         name = 'A "model"\\of\nmine'
         selector = json.dumps(name)
-        self.assertEqual(
-            prometheus.ask(f"sum(profinfer_tokens_total{{gen_ai_request_model={selector}}})"),
+        prometheus.until(
+            f"sum(profinfer_tokens_total{{gen_ai_request_model={selector}}})",
             of(self.text["a-1"], "profinfer_tokens_total", ("ggml_quantization", "Q4_K_M"))
             + of(self.text["b-1"], "profinfer_tokens_total", ("ggml_quantization", "Q4_K_M")),
         )
 
     def test_what_is_pushed_is_what_is_exposed(self):
-        points = self.points(self.parse((self.made / "a-1.json").read_text()))
+        points = self.points(self.parse((SAMPLES / "a-1.json").read_text()))
         exposed = samples(self.text["a-1"])
         seen = set()
         for (name, labels), value in points.items():
@@ -387,12 +182,11 @@ class Service(Metrics):
             names = [{line.split()[2] for line in t.splitlines() if line.startswith("# TYPE")} for t in (text, written)]
             self.assertEqual(names[0], names[1])
         prometheus = Prometheus(self, [address for _, _, address in all_services])
-        until("both are scraped", lambda: prometheus.ask("sum(profinfer_up)") == 2)
-        self.assertEqual(prometheus.targets(), ["", ""])
+        prometheus.scrape(2)
         quota = sum(of(self.get(a)[1], "profinfer_quota_bytes") for _, _, a in all_services)
-        self.assertEqual(prometheus.ask("sum(profinfer_quota_bytes)"), quota)
+        prometheus.until("sum(profinfer_quota_bytes)", quota)
         self.stop(all_services[0][0])
-        until("one is gone", lambda: prometheus.ask("sum(up)") == 1)
+        prometheus.until("sum(up)", 1)
         self.assertFalse((all_services[0][1] / "x.prom").exists())
 
     def test_requests_are_answered_and_hostile_ones_bounded(self):
@@ -536,32 +330,38 @@ class Service(Metrics):
 class Live(Service):
     """With engines. Needs root and BPF."""
 
-    def compute(self, program, service):
-        """Runs the program once; returns the metrics when its run is over."""
-        _, _, address = service
-        ended = lambda: of(self.get(address)[1], "profinfer_runs_total", ("outcome", "recorded"))
-        missed = lambda: of(self.get(address)[1], "profinfer_runs_total", ("outcome", "missed"))
-        before = ended() + missed()
-        self.run_it(program, "run", "-m", self.model, "-p", "40", "-n", "30", "-t", "1", "-r", "20")
-        until("its run is over", lambda: ended() + missed() == before + 1)
-        return self.get(address)[1]
-
     def complete(self, program, service):
-        """Runs the program until five or more requests of a run were recorded: the first run's recorder begins later, and
-        even one that knows the engine can miss the first requests of so small a model. Returns the metrics after it."""
-        text = self.get(service[2])[1]
-        for _ in range(20):
-            before, text = text, self.compute(program, service)
-            names = [f"{TTFT}_count", f"{DURATION}_count", f"{TPOT}_count", "profinfer_tokens_total"]
-            first, over, tokens, decoded = [(of(text, name) or 0) - (of(before, name) or 0) for name in names]
-            self.assertEqual(first, over, text)
-            # Before the twenty there is one of a single token, to warm up.
-            self.assertIn(tokens, [30 * first, 30 * (first - 1) + 1], text)
-            self.assertLessEqual(tokens, decoded, text)
-            self.assertLessEqual(decoded, 601, text)
-            if first >= 5:
-                return text
-        self.fail(f"no run was recorded completely: {text}\n{(service[1] / 'log').read_text()}")
+        """Runs the program, recorded from its first call on; returns the metrics when its run is over."""
+        _, own, address = service
+        before = self.get(address)[1]
+        watch = subprocess.Popen([PROFINFER, "watch", "--socket", own / "socket"], stdout=subprocess.PIPE, text=True)
+        patience = threading.Timer(LONG, watch.kill)
+        patience.start()
+        events = map(json.loads, watch.stdout)
+        self.assertEqual(next(events)["event"], "hello")
+        # Nobody else opens a file with a lease before it is given back (fcntl(2)), which the kernel tells us by a signal.
+        signal.signal(signal.SIGIO, signal.SIG_IGN)
+        with self.model.open() as model:
+            fcntl.fcntl(model, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+            command = [program, "run", "-m", self.model, "-p", "40", "-n", "30", "-t", "1", "-r", "20"]
+            engine = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+            followed = any(e["event"] == "level" and e["pid"] == engine.pid for e in events)
+        self.assertEqual(engine.wait(timeout=LONG), 0)
+        ended = any(e["event"] == "end" and e["pid"] == engine.pid for e in events)
+        patience.cancel()
+        watch.kill()
+        watch.wait()
+        watch.stdout.close()
+        log = (own / "log").read_text()
+        self.assertTrue(followed and ended, log)
+        recorded = lambda text: of(text, "profinfer_runs_total", ("outcome", "recorded"))
+        until("its run is counted", lambda: recorded(self.get(address)[1]) == recorded(before) + 1)
+        text = self.get(address)[1]
+        names = [f"{TTFT}_count", f"{DURATION}_count", f"{TPOT}_count", "profinfer_tokens_total"]
+        # Before the twenty there is one of a single token, to warm up.
+        grown = [(of(text, name) or 0) - (of(before, name) or 0) for name in names]
+        self.assertEqual(grown, [21, 21, 601, 601], f"{text}\n{log}")
+        return text
 
     def test_requests_of_two_services_are_added_up(self):
         self.need_root()
@@ -584,17 +384,17 @@ class Live(Service):
             self.check(text)
             self.assertIn('gen_ai_request_model="random-tiny"', text)
         prometheus = Prometheus(self, [address for _, _, address in all_services])
-        until("both are scraped", lambda: prometheus.ask("sum(profinfer_up)") == 2)
+        prometheus.scrape(2)
         for name in [TTFT, TPOT, DURATION]:
             together = {}
             for text in texts:
                 for le, count in buckets(text, name).items():
                     together[le] = together.get(le, 0) + count
             query = f"histogram_quantile(0.9, sum by (le) ({name}_bucket))"
-            until(f"{query} is up to date", lambda: prometheus.ask(f"sum({name}_count)") == together[float("inf")])
-            self.assertAlmostEqual(prometheus.ask(query), quantile(0.9, together), places=9)
+            prometheus.until(f"sum({name}_count)", together[float("inf")])
+            prometheus.until(query, quantile(0.9, together))
         tokens = sum(of(text, "profinfer_tokens_total") for text in texts)
-        self.assertEqual(prometheus.ask("sum(profinfer_tokens_total)"), tokens)
+        prometheus.until("sum(profinfer_tokens_total)", tokens)
 
 
 # The tests of a class are not to run again in one made of it.

@@ -385,8 +385,10 @@ proptest! {
 /// other programs read it there.
 #[test]
 fn samples_for_other_programs() {
-    let Some(dir) = std::env::var_os("PROFINFER_METRICS_SAMPLES") else { return };
-    let dir = std::path::Path::new(&dir);
+    // The test program is in target/debug/deps.
+    let target = std::env::current_exe().expect("this test").ancestors().nth(3).map(|dir| dir.join("tests/metrics"));
+    let dir = std::env::var_os("PROFINFER_METRICS_SAMPLES").map(Into::into).or(target).expect("a directory");
+    std::fs::create_dir_all(&dir).expect("made");
     let write = |name: &str, text: &str| std::fs::write(dir.join(name), text).expect("written");
     for (name, requests) in [("a-0", 3u32), ("a-1", 40), ("b-0", 2), ("b-1", 20)] {
         let mut state = state();
