@@ -7,11 +7,10 @@ accounts that are not ours:
 - kernels given to the device: hits of a plain uprobe event of the kernel on vkCmdDispatch, in the same run
 - speed: llama-bench's own clock around the same calls. Half of the runs must be within 1 %
 
-usage: debian_vulkan.py [--keep DIR] [--profinfer FILE] [--root DIR]
+usage: debian_vulkan.py [--keep DIR] [--only NAME] [--profinfer FILE] [--root DIR]
 Needs root and BPF. Exits 77 with "skipped: why" where Debian's build cannot be had, unless PROFINFER_REQUIRE=1 or CI=true.
 """
 
-import argparse
 import json
 import os
 import re
@@ -19,12 +18,11 @@ import shutil
 import statistics
 import subprocess
 import sys
-import tempfile
 from collections import Counter
 
 TOP = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 sys.path[:0] = [os.path.join(TOP, "tests", "server"), os.path.join(TOP, "benches")]
-from debian import Failure, Root, sh, skipped  # noqa: E402
+from debian import Failure, play, sh  # noqa: E402
 from gpu_truth import Hits, computing, differing, seen  # noqa: E402
 
 LIBRARIES = "/usr/lib/x86_64-linux-gnu"
@@ -114,34 +112,16 @@ def compare(bed, driver, kind, directory):
     return f"{last}; tokens/s within {middle:.2%} of llama-bench's"
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--keep", metavar="DIR", help="keep traces there")
-    parser.add_argument("--profinfer", default=os.path.join(TOP, "target/debug/profinfer"), metavar="FILE")
-    parser.add_argument("--root", metavar="DIR", help="root directory with llama-bench and the Vulkan backend")
-    args = parser.parse_args()
-    directory = args.keep or tempfile.mkdtemp(prefix="profinfer-vulkan-")
-    os.makedirs(directory, exist_ok=True)
-    try:
-        bed = Root("vulkan", args.profinfer, args.root)
-    except Failure as why:
-        return skipped(why)
-    failed = 0
-    try:
-        if not is_stripped(bed):
-            return skipped("Debian's Vulkan backend has symbols: nothing is searched for")
-        driver = engine(bed)
-        for kind in MODELS:
-            try:
-                print(f"  {kind}: {compare(bed, driver, kind, directory)}", flush=True)
-            except Failure as why:
-                failed += 1
-                print(f"  {kind}: FAILED\n{why}", flush=True)
-    finally:
-        if not args.keep:
-            shutil.rmtree(directory, ignore_errors=True)
-    return 1 if failed else 0
+def prepare(bed):
+    if not is_stripped(bed):
+        return "Debian's Vulkan backend has symbols: nothing is searched for"
+    bed.driver = engine(bed)
+    return None
+
+
+def check(kind):
+    return lambda bed: compare(bed, bed.driver, kind, bed.out)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(play(__doc__, "vulkan", {kind: check(kind) for kind in MODELS}, prepare))

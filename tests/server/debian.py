@@ -1,10 +1,12 @@
 """Debian's llama.cpp in its own root directory (setup.sh), as tests use it."""
 
+import argparse
 import ctypes
 import os
 import shutil
 import subprocess
 import sys
+import tempfile
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 TOP = os.path.dirname(os.path.dirname(HERE))
@@ -53,7 +55,42 @@ exec chroot "$root" "$@"
 """
 
 
+def play(doc, kind, checks, prepare=lambda bed: None):
+    """A test's command line: runs its checks, by name, each with a Root. `prepare` may return why none can run."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--keep", metavar="DIR", help="keep traces and logs there")
+    parser.add_argument("--only", metavar="NAME", choices=checks, help="one check: " + ", ".join(checks))
+    parser.add_argument("--profinfer", default=os.path.join(TOP, "target/debug/profinfer"), metavar="FILE")
+    parser.add_argument("--root", metavar="DIR", help="root directory with Debian's llama.cpp")
+    args = parser.parse_args()
+    try:
+        bed = Root(kind, args.profinfer, args.root)
+    except Failure as why:
+        return skipped(why)
+    bed.out = args.keep or tempfile.mkdtemp(prefix=f"profinfer-{kind}-")
+    os.makedirs(bed.out, exist_ok=True)
+    failed = 0
+    try:
+        if why := prepare(bed):
+            return skipped(why)
+        for name, check in checks.items():
+            if args.only in (None, name):
+                try:
+                    print(f"  {name}: {check(bed)}", flush=True)
+                except Failure as why:
+                    failed += 1
+                    print(f"  {name}: FAILED\n{why}", flush=True)
+    finally:
+        if not args.keep:
+            shutil.rmtree(bed.out, ignore_errors=True)
+    return 1 if failed else 0
+
+
 class Root:
+    """The root directory, and where a test's own files are (`out`)."""
+
+    out = None
+
     def __init__(self, kind, profinfer, directory=None):
         need_to_record()
         self.profinfer = profinfer
