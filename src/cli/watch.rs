@@ -18,8 +18,8 @@ pub const COMMAND: Command = Command {
     about: "Print events of the service's runs, one line of JSON each",
     text: "\
 Prints a line for each event: a run begins or ends, its first token, each second's tokens and CPUs, a trigger with what may
-have caused it, a complete recording, a line of the log, a change of the CPUs that a rule gives to an engine, recommended threads and CPUs. docs/SERVICE.md describes
-the fields. Ends with Ctrl-C, or when the service ends.
+have caused it, a change of the level of detail or of the CPUs that a rule gives to an engine, recommended threads and CPUs,
+a complete recording, a line of the log. docs/SERVICE.md describes the fields. Ends with Ctrl-C, or when the service ends.
 
 The service never waits for a reader: what a reader is too slow for is dropped, and an event 'dropped' says how many there
 were. At most eight readers at a time.",
