@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Cargo for another machine: `cross/cargo.sh TARGET build ...` builds static programs with the Rust of cross/std.sh
-# and, for bundled C code (feature `vendored`), the compiler of cross/cc.sh. With `--profile small`, the profile of
-# the files for boards, the standard library is compiled too, and for size, like the rest of the program.
+# and, for bundled C code (feature `vendored`), the compiler of cross/cc.sh and its output in the cache (cross/clib.sh).
+# With `--profile small`, the profile of the files for boards, the standard library is compiled too, and for size, like
+# the rest of the program.
 set -euo pipefail
 
 target=${1:?usage: cargo.sh TARGET ARGUMENTS OF CARGO}
@@ -11,26 +12,6 @@ shift 2
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 environment=$("$here/std.sh" "$target" && "$here/cc.sh" "$target")
 eval "$environment"
-
-# libbpf-sys keeps objects made by another compiler, whatever cargo requests.
-forget_objects_of_another_compiler() {
-    local place=$built/$target compiler=CC_${target//-/_}
-    if [ "$(cat "$place/compiler" 2>/dev/null)" != "${!compiler}" ]; then
-        rm -rf "$place"/*/build/libbpf-sys-*
-        mkdir -p "$place"
-        echo "${!compiler}" >"$place/compiler"
-    fi
-}
-
-# It compiles zlib and libelf inside cargo's copy of its sources and cleans up afterwards. An interrupted build
-# leaves objects there, possibly of another target; they are removed unless a running build holds the lock.
-forget_objects_of_a_build_cut_short() {
-    local sources
-    for sources in "${CARGO_HOME:-$HOME/.cargo}"/registry/src/*/libbpf-sys-*/{zlib,elfutils}; do
-        [ -e "$sources/README" ] || continue
-        flock --nonblock "$sources/README" find "$sources" \( -name '*.o' -o -name '*.lo' -o -name '*.a' \) -delete || true
-    done
-}
 
 # Local paths do not belong in distributed files, and would make builds differ.
 no_paths() {
@@ -62,8 +43,13 @@ built=${CARGO_TARGET_DIR:-$here/../target}
 flags=$(rust_flags "$@")
 # Separates flags, because they may contain spaces, as paths may.
 export CARGO_ENCODED_RUSTFLAGS=${flags//$'\n'/$'\x1f'}
-forget_objects_of_another_compiler
-forget_objects_of_a_build_cut_short
+c_libraries=()
+case " $* " in *[\ ,/]vendored* | *[\ ,/]board*)
+    # Build scripts run on this machine.
+    options=$("$here/clib.sh" "$target" && "$here/clib.sh" "$("${RUSTC:-rustc}" -vV | sed -n 's/^host: //p')")
+    mapfile -t c_libraries <<<"$options"
+    ;;
+esac
 std=()
 case " $* " in *" --profile small "*)
     mapfile -t std < <(small_std)
@@ -71,4 +57,4 @@ case " $* " in *" --profile small "*)
     export RUSTC_BOOTSTRAP=1
     ;;
 esac
-exec "${CARGO:-cargo}" "$command" --target "$target" "${std[@]}" "$@"
+exec "${CARGO:-cargo}" "$command" --target "$target" "${std[@]}" "${c_libraries[@]}" "$@"

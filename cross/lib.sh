@@ -1,4 +1,3 @@
-# What the scripts of cross/ share: messages, the cache, the linker and the target's C library. Sourced; expects $target.
 # Shared by the scripts of cross/: messages, the cache, the linker and the target's C library. Sourced; expects $target.
 
 arch=${target%%-*}

@@ -17,7 +17,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 ADVISORIES = ROOT / "tests" / "advisories.tsv"
-LOCKS = ["Cargo.lock", "crates/layers/Cargo.lock", "fuzz/Cargo.lock", "tests/dist/panic/Cargo.lock"]
+LOCKS = ["Cargo.lock", "crates/layers/Cargo.lock", "fuzz/Cargo.lock"]
 COPYRIGHT = ROOT / "conf" / "debian" / "copyright"
 LINUX = ["--filter-platform", "x86_64-unknown-linux-gnu"]
 REGISTRY = "registry+https://github.com/rust-lang/crates.io-index"

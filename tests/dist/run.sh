@@ -124,15 +124,16 @@ while rest:
     [ "$read" = "$expected" ] || fail "$1: its probes read registers at '$read', not at '$expected'"
 }
 
+# In the target directory of the programs, whose standard library it shares.
 panics() { # target
-    local program=$work/$1/small/panic
-    CARGO_TARGET_DIR=$work cross/cargo.sh "$1" build --quiet --locked --manifest-path tests/dist/panic/Cargo.toml \
-        --profile small 2>"$work/log" || { cat "$work/log" >&2; fail "$1: the program that panics does not build"; return 0; }
+    local built=${CARGO_TARGET_DIR:-target}/dist/$1
+    local program=$built/$1/small/panic
+    CARGO_TARGET_DIR=$built cross/cargo.sh "$1" build --quiet --locked --package panic --profile small 2>"$work/log" || { cat "$work/log" >&2; fail "$1: the program that panics does not build"; return 0; }
     local said status=0
     # In a shell of its own, whose word about the abort goes to the log.
     said=$(bash -c '"$@"' - "${runner[@]}" "$program" 2>"$work/log") || status=$?
     [ "$status" = 134 ] && [ -z "$said" ] || fail "$1: a panic in a thread did not abort (exit code $status): $said"
-    grep -q 'panicked at src/main.rs:' "$work/log" && grep -q 'index out of bounds' "$work/log" ||
+    grep -q 'panicked at tests/dist/panic/src/main.rs:' "$work/log" && grep -q 'index out of bounds' "$work/log" ||
         { cat "$work/log" >&2; fail "$1: a panic was not printed"; }
 }
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The same commit gives the same bytes: builds the current checkout, and a clone of it in another directory with
-# another target directory, cargo home and home, and compares.
+# another target directory, cargo home, home and cache, and compares.
 #
 # usage: same.sh [TARGET...]          (default: AArch64)
 set -euo pipefail
@@ -13,14 +13,16 @@ cache=${XDG_CACHE_HOME:-$HOME/.cache}
 other=$(mktemp -d)
 trap 'rm -rf "$other"' EXIT
 
-# Downloads are shared, through another path.
+# Downloads are shared, through another path; the C libraries are compiled again.
 elsewhere() {
-    mkdir -p "$other/home/cargo" "$other/built"
+    mkdir -p "$other/home/cargo" "$other/built" "$other/cache/profinfer"
     ln -s "$cargo_home"/* "$other/home/cargo/"
+    ln -s "$cache"/profinfer/* "$other/cache/profinfer/"
+    rm -f "$other/cache/profinfer"/{cc,clib}
     git clone --quiet --no-hardlinks . "$other/sources"
     (
         cd "$other/sources"
-        export RUSTUP_HOME=${RUSTUP_HOME:-$HOME/.rustup} XDG_CACHE_HOME=$cache
+        export RUSTUP_HOME=${RUSTUP_HOME:-$HOME/.rustup} XDG_CACHE_HOME=$other/cache
         export CARGO_HOME="$other/home/cargo" CARGO_TARGET_DIR="$other/built" HOME="$other/home"
         # shellcheck disable=SC2086
         cross/dist.sh $targets
