@@ -179,6 +179,23 @@ struct Variant {
 
 /// Variants in one recording, which holds 15 engines.
 const TOGETHER: usize = 10;
+const N_GROUPS: usize = VARIANTS.len().div_ceil(TOGETHER) + 1;
+
+impl Variant {
+    fn by_vtable(&self) -> bool {
+        self.split == "backend vtable"
+    }
+
+    fn by_interval(&self) -> bool {
+        self.op_end == "interval"
+    }
+
+    /// Some memory of `late` cannot be read yet when it is found, and the trace counts such failures of all together.
+    fn group(&self) -> usize {
+        let at = VARIANTS.iter().position(|v| v.name == self.name).expect("it is listed");
+        if self.name == "late" { N_GROUPS - 1 } else { at / TOGETHER }
+    }
+}
 
 /// What was recorded of the variants of a group, by name: a recording for each kind of work, and one in which they work
 /// until their rungs have settled. Made by the first test that needs it.
@@ -187,18 +204,17 @@ struct Group {
     settled: OnceLock<BTreeMap<&'static str, Seen>>,
 }
 
-static GROUPS: [Group; VARIANTS.len().div_ceil(TOGETHER)] =
-    [const { Group { work: [const { OnceLock::new() }; WORK.len()], settled: OnceLock::new() } };
-        VARIANTS.len().div_ceil(TOGETHER)];
+static GROUPS: [Group; N_GROUPS] =
+    [const { Group { work: [const { OnceLock::new() }; WORK.len()], settled: OnceLock::new() } }; N_GROUPS];
 
 /// A variant recorded with each kind of work, and long enough for its rungs to settle.
 fn variant(name: &str) {
     let _turn = live!();
     fixture!(name);
-    let at = VARIANTS.iter().position(|v| v.name == name).expect("it is listed");
-    let (group, v) = (&GROUPS[at / TOGETHER], &VARIANTS[at]);
-    let built = || VARIANTS.chunks(TOGETHER).nth(at / TOGETHER).into_iter().flatten();
-    let built: Vec<&Variant> = built().filter(|v| fakellama(v.name).is_some()).collect();
+    let v = VARIANTS.iter().find(|v| v.name == name).expect("it is listed");
+    let group = &GROUPS[v.group()];
+    let built = VARIANTS.iter().filter(|other| other.group() == v.group() && fakellama(other.name).is_some());
+    let built: Vec<&Variant> = built.collect();
     for (args, made) in WORK.iter().zip(&group.work) {
         let recorded = || {
             let work: Vec<_> = built.iter().map(|v| (v.name, *args)).collect();
@@ -206,7 +222,9 @@ fn variant(name: &str) {
         };
         let part = &made.get_or_init(recorded)[name];
         part.agrees();
-        assert_eq!(part.seen.footer().read_errors, 0, "failed reads of the target's memory, {args:?}");
+        if name != "late" {
+            assert_eq!(part.seen.footer().read_errors, 0, "failed reads of the target's memory, {args:?}");
+        }
     }
     let seen = &group.settled.get_or_init(|| settled(&built))[name];
     for (role, rung) in [("op", v.op), ("split", v.split), ("op-end", v.op_end)] {
@@ -226,16 +244,6 @@ fn variant(name: &str) {
     let cpu = names.iter().filter(|n| **n == "CPU").count();
     assert_eq!(cuda + cpu, names.len(), "every split has its backend: {names:?}");
     assert!(cuda > 5 && cpu.abs_diff(2 * cuda) <= 2, "{cuda} splits elsewhere, {cpu} on the CPU");
-}
-
-impl Variant {
-    fn by_vtable(&self) -> bool {
-        self.split == "backend vtable"
-    }
-
-    fn by_interval(&self) -> bool {
-        self.op_end == "interval"
-    }
 }
 
 /// Rungs are judged while the target works: each works until the expected judgements were reported, plus some graphs,
