@@ -25,6 +25,10 @@ pub mod engine;
 pub mod host;
 #[cfg(feature = "agent")]
 pub mod recorder;
+#[cfg(all(test, feature = "agent"))]
+#[path = "../tests/common/skips.rs"]
+#[allow(dead_code, clippy::expect_used, reason = "shared with the other tests")]
+mod skips;
 #[cfg(feature = "agent")]
 pub mod tuner;
 

@@ -12,6 +12,8 @@ mod dag_support;
 mod html_support;
 #[path = "common/python.rs"]
 mod python;
+#[path = "common/skips.rs"]
+mod skips;
 mod synth_trace;
 
 use std::path::Path;

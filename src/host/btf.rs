@@ -458,7 +458,7 @@ mod tests {
     fn the_running_kernel_names_what_is_needed() {
         match Btf::of_kernel() {
             Some(btf) => drop(btf.expect("readable")),
-            None => println!("skipped: this kernel has no BTF"),
+            None => crate::skips::lacking("this kernel has no BTF"),
         }
     }
 

@@ -15,7 +15,7 @@ use perf_event_open_sys as sys;
 use common::counted::{self, OpCount, counter};
 use common::run::{Recorder, Run, Target, profinfer, record, run};
 use common::seen::Seen;
-use common::{driver, engine, fixture, live, model, runner, skip};
+use common::{driver, engine, fixture, live, model, runner, skip, skips};
 use pfi::record::Availability;
 
 /// Maximum instructions of a fake engine's op besides its loop: calls, and barriers inside it that do not wait.
@@ -46,8 +46,7 @@ macro_rules! counting {
     ($name:expr) => {
         match counts($name) {
             Err(why) if !has_pmu() => {
-                println!("skipped: no counting unit: {why}");
-                return;
+                return skips::lacking(&format!("no counting unit: {why}"));
             }
             Err(why) => skip!("{why}"),
             Ok(()) => {}

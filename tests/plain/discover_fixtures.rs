@@ -8,6 +8,7 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
+use crate::common::skips;
 use profinfer::engine::discover::{self, DiscoverError, DiscoveredEngine};
 use profinfer::engine::elf::{ElfError, ElfFile};
 use profinfer::engine::ladder::{Ladder, RungMethod};
@@ -86,7 +87,7 @@ fn compile(dir: &Path, out: &str, source: &str, flags: &[&str]) -> Option<PathBu
         Ok(o) if o.status.success() => Some(bin),
         Ok(o) => panic!("cc: {}", String::from_utf8_lossy(&o.stderr)),
         Err(_) => {
-            println!("skipped: no C compiler");
+            skips::skipped("no C compiler");
             None
         }
     }
@@ -444,7 +445,7 @@ fn compact_relocations_and_no_section_headers() {
     let relr = || shared(dir.path(), "relr/lib", &source, &["-Wl,-z,pack-relative-relocs"]);
     match std::panic::catch_unwind(relr) {
         Ok(Some(lib)) => check_engine(&one(discover::of_path(&lib))),
-        _ => println!("skipped: this linker has no compact relocations"),
+        _ => skips::lacking("this linker has no compact relocations"),
     }
 }
 

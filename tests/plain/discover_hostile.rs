@@ -15,6 +15,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
+use crate::common::skips;
 use profinfer::engine::discover;
 
 /// Far longer than anything here takes; a real hang never ends.
@@ -56,7 +57,7 @@ fn library(dir: &Path, source: &str) -> Option<PathBuf> {
         Ok(o) if o.status.success() => Some(lib),
         Ok(o) => panic!("cc: {}", String::from_utf8_lossy(&o.stderr)),
         Err(_) => {
-            println!("skipped: no C compiler");
+            skips::skipped("no C compiler");
             None
         }
     }

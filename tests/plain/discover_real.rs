@@ -4,6 +4,7 @@
 
 use std::path::{Path, PathBuf};
 
+use crate::common::skips;
 use profinfer::engine::discover::{self, DiscoverError, DiscoveredEngine};
 use profinfer::engine::elf::ElfMachine;
 use profinfer::engine::ladder::{BatchPassing, Ladder, ProbePoint, Rung, RungMethod};
@@ -141,7 +142,7 @@ fn entries(dir: &Path, depth: usize, out: &mut Vec<PathBuf>) {
 
 fn engines() -> Option<Vec<DiscoveredEngine>> {
     let Some(dir) = std::env::var_os("PROFINFER_ENGINES") else {
-        println!("skipped: PROFINFER_ENGINES not set");
+        skips::skipped("PROFINFER_ENGINES is not set");
         return None;
     };
     let mut files = Vec::new();

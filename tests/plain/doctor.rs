@@ -11,15 +11,9 @@ use serde_json::Value;
 
 use crate::common::program;
 use crate::common::refuse;
+use crate::common::skips::skipped as skip;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_profinfer");
-
-fn skip(why: &str) {
-    let must = std::env::var("CI").is_ok_and(|v| v == "true")
-        || std::env::var("PROFINFER_REQUIRE").is_ok_and(|v| v == "1");
-    assert!(!must, "may not be skipped here: {why}");
-    println!("skipped: {why}");
-}
 
 fn is_root() -> bool {
     // SAFETY: takes no arguments and returns a number.

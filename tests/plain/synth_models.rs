@@ -1,5 +1,6 @@
 //! The generated models: shapes and metadata against tables, bytes against a constant, and both against gguf-py.
 
+use crate::common::skips;
 use ggml::gguf::reader::{Gguf, GgufValue};
 use ggml::quant::TensorType;
 use runner::synth::{self, DEFAULT_SEED, ModelSpec, presets};
@@ -474,11 +475,8 @@ fn gguf_py_agrees() {
     match Command::new(&python).args(["-c", "import gguf, numpy"]).output() {
         Ok(o) if o.status.success() => {}
         _ => {
-            eprintln!(
-                "skipped: {} has no module gguf (set PYTHON to one that has)",
-                python.to_string_lossy()
-            );
-            return;
+            let python = python.to_string_lossy();
+            return skips::lacking(&format!("{python} has no module gguf (set PYTHON to one that has)"));
         }
     }
     let dir = tempfile::tempdir().expect("a temporary directory");

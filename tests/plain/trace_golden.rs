@@ -1,6 +1,7 @@
 //! The file in tests/golden must remain readable and identical to the writer's output; a reader written from
 //! docs/FORMAT.md alone must read the same content as ours.
 
+use crate::common::skip;
 use crate::trace_support;
 
 use std::collections::{BTreeMap, HashMap};
@@ -276,8 +277,7 @@ fn second_reader(file: &Path) -> Option<Vec<String>> {
 fn a_reader_written_from_the_specification_sees_the_same() {
     for name in GOLDEN {
         let Some(seen) = second_reader(&at(&format!("{name}.pfi"))) else {
-            println!("skipped: no python3 on this machine");
-            return;
+            skip!("no python3 on this machine");
         };
         assert_eq!(seen, summary(&golden(name)), "{name}");
     }

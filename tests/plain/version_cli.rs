@@ -1,5 +1,6 @@
 //! `--version` of both programs: the version, and the commit if known.
 
+use crate::common::skips;
 use std::path::Path;
 use std::process::Command;
 
@@ -25,8 +26,7 @@ fn the_commit_is_the_one_checked_out() {
     let head = Command::new("git").args(["-C", here, "rev-parse", "--verify", "HEAD"]).output();
     let head = head.ok().filter(|o| ours && o.status.success());
     let (Some(head), None) = (head, option_env!("PROFINFER_COMMIT")) else {
-        println!("skipped: these sources are not in git, or the build was told its commit");
-        return;
+        return skips::lacking("these sources are not in git, or the build was told its commit");
     };
     let head = String::from_utf8(head.stdout).expect("text");
     let commit = rest.strip_prefix(" (").and_then(|r| r.strip_suffix(')')).expect("a commit in brackets");

@@ -76,7 +76,7 @@ fn metrics_are_scraped_and_pushed_and_the_end_is_seen() {
 fn a_process_that_dies_is_replaced_and_counts_go_on() {
     let mut network = Network::new();
     let settings = NetSettings { listen: Some("[::1]:0".parse().expect("one")), otlp: None };
-    let Ok(prepared) = network.prepare(&settings) else { return println!("skipped: no IPv6 here") };
+    let Ok(prepared) = network.prepare(&settings) else { return crate::skips::lacking("no IPv6 here") };
     network.apply(prepared);
     let address = network.status().and_then(|s| s.listen).expect("an address");
     let text = || "a 1\n".to_owned();
