@@ -27,7 +27,7 @@ pub mod host;
 pub mod recorder;
 #[cfg(all(test, feature = "agent"))]
 #[path = "../tests/common/skips.rs"]
-#[allow(dead_code, clippy::expect_used, reason = "shared with the other tests")]
+#[allow(clippy::expect_used, reason = "shared with the other tests")]
 mod skips;
 #[cfg(feature = "agent")]
 pub mod tuner;

@@ -3,6 +3,8 @@
 //! libtest shows nothing of a test that passes, so each reason is also a line `TEST<tab>WHY` of the file that
 //! PROFINFER_SKIPS names.
 
+#![allow(dead_code, reason = "each program of tests uses its own part")]
+
 use std::fs::File;
 use std::io::Write;
 use std::panic::Location;
