@@ -107,6 +107,7 @@ lint: | setup ## rustfmt, clippy, clang-format, the workflow, dependencies, wait
 	python3 tests/suite/rebuild.py
 	python3 tests/suite/selftest.py
 	python3 tests/suite/waits.py
+	python3 tests/setup_table.py
 	python3 tests/workflow.py
 	python3 tests/imports.py
 	python3 tests/supply_chain.py
