@@ -6,6 +6,7 @@ use std::path::Path;
 use std::process::{Child, Stdio};
 
 use super::run::{Target, profinfer};
+use super::waiting::EventPipe;
 
 /// An engine that runs until it is killed, fast enough that blocks of the trace fill quickly.
 pub fn endless(program: &Path) -> Target {
@@ -37,9 +38,11 @@ pub fn code_is_clean(pid: u32) -> bool {
     mine[..n] == file[..n]
 }
 
-/// A recorder that writes to a pipe of ours.
-pub fn to_pipe(target: &Target) -> Child {
+/// A recorder that writes to a pipe of ours, and its events.
+pub fn to_pipe(target: &Target) -> (Child, EventPipe) {
     let mut command = profinfer();
     command.args(["record", "-o", "-", "-p", &target.pid().to_string()]);
-    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("started")
+    let events = EventPipe::given_to(&mut command);
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    (command.spawn().expect("started"), events)
 }

@@ -20,6 +20,7 @@ pub mod service;
 pub mod skips;
 pub mod timeline;
 pub mod truth;
+pub mod waiting;
 
 use std::fs::{self, File};
 use std::os::fd::AsRawFd;
@@ -157,6 +158,14 @@ fn once(part: &str, made: &Path, make: &mut Command) {
         .open(made)
         .and_then(|f| f.set_modified(SystemTime::now()))
         .expect("mark");
+}
+
+/// The program that kills another one, or sends it a signal, at one of its system calls (tests/kill/kill_at.c).
+pub fn kill_at() -> PathBuf {
+    let made = place().join("kill_at");
+    let sources = ["kill/kill_at.c", "kill/stops.c"].map(source);
+    once("kill", &made, Command::new("cc").arg("-O1").arg("-o").arg(&made).args(sources));
+    made
 }
 
 /// Directory of a fixture's variant. None if the machine lacks the compiler for it.

@@ -7,13 +7,13 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-use analysis::load::{LoadProgress, load};
+use analysis::load::{LoadProgress, Loaded, load};
 use pfi::Trace;
+use serde_json::Value;
 
 use super::seen::Seen;
-
-/// Nothing here takes this long unless it hangs.
-const PATIENCE: Duration = Duration::from_secs(120);
+pub use super::waiting::wait;
+use super::waiting::{EventPipe, PATIENCE, wait_for_change};
 
 /// A finished recording.
 pub struct Run {
@@ -21,6 +21,8 @@ pub struct Run {
     pub stdout: String,
     pub stderr: String,
     pub trace: PathBuf,
+    /// Of [`Recorder::start`].
+    pub events: Vec<Value>,
     _dir: Option<tempfile::TempDir>,
 }
 
@@ -32,7 +34,7 @@ impl Run {
     }
 
     /// The last line of the target's output as JSON.
-    pub fn said(&self) -> serde_json::Value {
+    pub fn said(&self) -> Value {
         let line = self.stdout.lines().rfind(|l| l.starts_with('{')).unwrap_or_default();
         serde_json::from_str(line).unwrap_or_else(|e| panic!("{e}: {} / {}", self.stdout, self.stderr))
     }
@@ -49,20 +51,27 @@ pub fn profinfer() -> Command {
 pub struct Recorder {
     pub child: Child,
     pub trace: PathBuf,
+    events: Option<EventPipe>,
     dir: tempfile::TempDir,
 }
 
 impl Recorder {
+    /// With its events.
     pub fn start<S: AsRef<OsStr>>(args: &[S]) -> Recorder {
-        Recorder::start_as(profinfer(), args)
+        Recorder::new(profinfer(), args, true)
     }
 
-    /// With a command that runs profinfer in another environment.
-    pub fn start_as<S: AsRef<OsStr>>(mut command: Command, args: &[S]) -> Recorder {
+    /// With a command that runs profinfer in another environment; without events.
+    pub fn start_as<S: AsRef<OsStr>>(command: Command, args: &[S]) -> Recorder {
+        Recorder::new(command, args, false)
+    }
+
+    fn new<S: AsRef<OsStr>>(mut command: Command, args: &[S], events: bool) -> Recorder {
         let dir = tempfile::tempdir().expect("a directory");
         let trace = dir.path().join("run.pfi");
-        command.arg("record").arg("-o").arg(&trace).args(args);
-        Recorder { child: spawn(&mut command, dir.path()), trace, dir }
+        command.arg("record").arg("-o").arg(&trace);
+        let events = events.then(|| EventPipe::given_to(&mut command));
+        Recorder { child: spawn(command.args(args), dir.path()), trace, events, dir }
     }
 
     pub fn signal(&self, signal: i32) {
@@ -74,38 +83,65 @@ impl Recorder {
         std::fs::read_to_string(self.dir.path().join("stderr")).unwrap_or_default()
     }
 
+    /// Waits until standard error contains this.
+    pub fn wait_for_stderr(&self, text: &str) {
+        self.wait_for_output(text, || self.stderr().contains(text));
+    }
+
+    /// The first event of this name, also if it has come before.
+    pub fn wait_for_event(&self, name: &str) -> Value {
+        self.wait_for_event_where(name, |event| event["event"] == name)
+    }
+
+    /// The first event that is wanted, also if it has come before.
+    pub fn wait_for_event_where(&self, what: &str, wanted: impl Fn(&Value) -> bool) -> Value {
+        let events = self.events.as_ref().expect("a recorder with events");
+        events.wait_for(what, wanted, || self.stderr())
+    }
+
+    /// Waits until this process is probed.
+    pub fn wait_for_attached(&self, pid: u32) -> Value {
+        let of_it = |event: &Value| event["event"] == "attached" && event["pid"] == pid;
+        self.wait_for_event_where(&format!("process {pid} is probed"), of_it)
+    }
+
+    /// Waits for something that its files show: trace and output.
+    fn wait_for_output(&self, what: &str, done: impl FnMut() -> bool) {
+        wait_for_change(what, self.dir.path(), Some(self.child.id()), done, || self.stderr());
+    }
+
     /// Waits until the trace has at least this many bytes after its file header: then probes are attached and
     /// events have arrived.
     pub fn wait_for_bytes(&mut self, least: u64) {
-        let trace = self.trace.clone();
-        wait_until("the trace grows", || {
-            let ended = self.child.try_wait().ok().flatten();
-            assert!(ended.is_none(), "ended early with {ended:?}: {}", self.stderr());
-            std::fs::metadata(&trace).is_ok_and(|m| m.len() >= least)
-        });
+        let grown = || std::fs::metadata(&self.trace).is_ok_and(|m| m.len() >= least);
+        self.wait_for_output("the trace grows", grown);
     }
 
     /// Waits until the recorder reports that the engine's probes are attached.
     pub fn wait_for_probes(&self) {
-        wait_until("probes are attached", || self.stderr().contains("profinfer: ready: "));
+        self.wait_for_stderr("profinfer: ready: ");
+    }
+
+    /// Waits until the trace contains what is wanted.
+    pub fn wait_for_trace(&self, what: &str, wanted: impl Fn(&Loaded<'_>) -> bool) {
+        let has = |trace: Trace| wanted(&load(&trace, &LoadProgress::default()));
+        self.wait_for_output(what, || Trace::open(&self.trace).is_ok_and(has));
+    }
+
+    /// Waits until the trace has more than this many tokens.
+    pub fn wait_for_tokens(&self, more_than: usize) {
+        self.wait_for_trace("tokens are recorded", |all| all.tokens.len() > more_than);
     }
 
     /// Waits until the trace contains an engine's probes. Earlier ones may be the recorder's own, for calibration.
     pub fn wait_for_engine(&self) {
-        wait_until("the trace tells of an engine", || {
-            let trace = Trace::open(&self.trace);
-            trace.is_ok_and(|t| !load(&t, &LoadProgress::default()).probes.is_empty())
-        });
+        self.wait_for_trace("the trace tells of an engine", |all| !all.probes.is_empty());
     }
 
     /// Waits until the trace has a probe in a file of this name.
     pub fn wait_for_probe_in(&self, file: &str) {
-        wait_until("the trace tells of a probe there", || {
-            let trace = Trace::open(&self.trace);
-            let probed =
-                |t: &Trace| load(t, &LoadProgress::default()).probes.iter().any(|p| p.module.ends_with(file));
-            trace.is_ok_and(|t| probed(&t))
-        });
+        let probed = |all: &Loaded<'_>| all.probes.iter().any(|p| p.module.ends_with(file));
+        self.wait_for_trace("the trace tells of a probe there", probed);
     }
 
     pub fn finish(mut self) -> Run {
@@ -116,6 +152,7 @@ impl Recorder {
             stdout: text("stdout"),
             stderr: text("stderr"),
             trace: self.trace.clone(),
+            events: self.events.as_ref().map(EventPipe::so_far).unwrap_or_default(),
             _dir: Some(self.dir),
         }
     }
@@ -136,26 +173,18 @@ pub fn run(command: &mut Command) -> Run {
     let mut child = spawn(command, dir.path());
     let status = wait(&mut child);
     let text = |name: &str| std::fs::read_to_string(dir.path().join(name)).unwrap_or_default();
-    Run { status, stdout: text("stdout"), stderr: text("stderr"), trace: PathBuf::new(), _dir: Some(dir) }
-}
-
-/// Waits for a child to end; if it hangs, it is killed and the test fails.
-pub fn wait(child: &mut Child) -> ExitStatus {
-    let begin = Instant::now();
-    loop {
-        if let Some(status) = child.try_wait().expect("our own child") {
-            return status;
-        }
-        if begin.elapsed() > PATIENCE {
-            let _ = child.kill();
-            let _ = child.wait();
-            panic!("process {} does not end", child.id());
-        }
-        std::thread::sleep(Duration::from_millis(5));
+    Run {
+        status,
+        stdout: text("stdout"),
+        stderr: text("stderr"),
+        trace: PathBuf::new(),
+        events: Vec::new(),
+        _dir: Some(dir),
     }
 }
 
-/// Waits for a condition that must become true.
+/// Waits for a state of the kernel or of a foreign process that no event reports, which must come. Anything of a
+/// recorder, a child's end or a file has its own wait above and in [`super::waiting`].
 pub fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
     let begin = Instant::now();
     while !done() {
@@ -197,16 +226,13 @@ impl Target {
     }
 
     /// Sends a line; waits for the target's `n`-th line of output in total, and returns it.
-    pub fn tell(&mut self, line: &str, n: usize) -> serde_json::Value {
+    pub fn tell(&mut self, line: &str, n: usize) -> Value {
         let pipe = self.0.stdin.as_mut().expect("a controlled target");
         pipe.write_all(line.as_bytes()).expect("it listens");
-        let mut text = String::new();
-        wait_until("an answer", || {
-            text = std::fs::read_to_string(self.1.path().join("stdout")).unwrap_or_default();
-            let done = text.matches('\n').count() >= n;
-            assert!(done || self.running(), "it ended: {}", self.stderr());
-            done
-        });
+        let text = || std::fs::read_to_string(self.1.path().join("stdout")).unwrap_or_default();
+        let answered = || text().matches('\n').count() >= n;
+        wait_for_change("an answer", self.1.path(), Some(self.pid()), answered, || self.stderr());
+        let text = text();
         serde_json::from_str(text.lines().nth(n - 1).unwrap_or_default()).expect("JSON")
     }
 
@@ -223,7 +249,7 @@ impl Target {
     }
 
     /// Waits for it to exit; returns its last line as JSON.
-    pub fn said(mut self) -> serde_json::Value {
+    pub fn said(mut self) -> Value {
         let status = wait(&mut self.0);
         let text = std::fs::read_to_string(self.1.path().join("stdout")).unwrap_or_default();
         let line = text.lines().rfind(|l| l.starts_with('{')).unwrap_or_default();

@@ -13,6 +13,7 @@ use std::process::{Command, Stdio};
 use common::endless::{code_is_clean, endless, to_pipe};
 use common::run::{Recorder, Run, Target, profinfer, record, run, signal_to, wait, wait_until};
 use common::seen::Seen;
+use common::waiting::monotonic;
 use common::{expect, fixture, live};
 
 /// A recorder on a target, after it has written something.
@@ -87,7 +88,7 @@ fn waiting_in(pipe: &impl AsRawFd) -> usize {
 fn a_second_signal_ends_it_at_once() {
     let _turn = live!();
     let mut target = endless(&fixture!("modern"));
-    let mut recorder = to_pipe(&target);
+    let (mut recorder, events) = to_pipe(&target);
     let out = recorder.stdout.take().expect("piped");
     // Nobody reads: the recorder blocks in a write, and could not end cleanly.
     let mut steady = (0, 0);
@@ -97,14 +98,14 @@ fn a_second_signal_ends_it_at_once() {
         // A pipe holds 64 KiB; the last page may be partly used.
         n > 48 << 10 && steady.1 > 20
     });
-    wait_until("it ends", || {
-        let ended = recorder.try_wait().expect("our child").is_some();
-        if !ended {
-            signal_to(recorder.id(), libc::SIGINT);
-            std::thread::sleep(std::time::Duration::from_millis(50));
-        }
-        ended
-    });
+    signal_to(recorder.id(), libc::SIGINT);
+    let first = events.wait_for("stopping", |event| event["event"] == "stopping", String::new);
+    assert_eq!(first["why"], "signal");
+    // Signals within a tenth of a second count as one (SAME_NS in src/cli/record.rs).
+    let next = first["t_ns"].as_u64().expect("a time") + 100_000_000;
+    wait_until("the second is another one", || monotonic() > next);
+    assert!(recorder.try_wait().expect("our child").is_none(), "one does not end it");
+    signal_to(recorder.id(), libc::SIGINT);
     assert_eq!(wait(&mut recorder).code(), Some(130));
     assert!(target.running());
     wait_until("probes leave the code", || code_is_clean(target.pid()));
@@ -322,8 +323,7 @@ fn the_cpu_of_the_recorder() {
     expect::one_line_error(&run, &["4000", "--agent-cpu"]);
     assert!(run.stdout.is_empty(), "the command was not started");
     // The recorder stays on its CPU, the command does not.
-    let script =
-        format!("grep -E 'Cpus_allowed_list|THP' /proc/self/status; exec {} --hold 2", program.display());
+    let script = format!("grep -E 'Cpus_allowed_list|THP' /proc/self/status; exec {}", program.display());
     let run = record(&["--agent-cpu", "0", "--", "sh", "-c", &script]);
     run.seen().complete();
     let status = fs::read_to_string("/proc/thread-self/status").expect("our own status");

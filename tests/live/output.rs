@@ -9,6 +9,7 @@ use std::process::{Command, Stdio};
 use common::endless::{code_is_clean, endless, to_pipe};
 use common::run::{profinfer, record, run, signal_to, wait, wait_until};
 use common::seen::Seen;
+use common::waiting::wait_for_file;
 use common::{expect, fixture, live};
 use pfi::Trace;
 
@@ -60,12 +61,9 @@ fn a_command_whose_recording_fails_is_waited_for() {
     }
     assert!(line.contains("No space left") && line.contains("waiting for it to exit"), "{line}");
     assert!(recorder.try_wait().expect("our child").is_none(), "it waits");
-    // Signals to the recorder reach the command.
-    wait_until("the signal is passed on", || {
-        signal_to(recorder.id(), libc::SIGTERM);
-        std::thread::sleep(std::time::Duration::from_millis(100));
-        done.exists()
-    });
+    // A signal to the recorder reaches the command.
+    signal_to(recorder.id(), libc::SIGTERM);
+    wait_for_file(&done, |text| text == "term\n");
     assert_eq!(wait(&mut recorder).code(), Some(1));
     let mut rest = String::new();
     said.read_to_string(&mut rest).expect("text");
@@ -122,7 +120,7 @@ fn a_full_disk_keeps_what_was_written() {
 fn a_broken_pipe_ends_it() {
     let _turn = live!();
     let mut target = endless(&fixture!("modern"));
-    let mut recorder = to_pipe(&target);
+    let (mut recorder, _events) = to_pipe(&target);
     let mut out = recorder.stdout.take().expect("piped");
     out.read_exact(&mut [0; 200_000]).expect("a trace comes");
     drop(out);
