@@ -8,6 +8,7 @@
  * - -r NAME:K:ERRNO: make that call fail instead
  * - -c NAME: instead of the program's calls, count those of the first forked process that sets this name
  * (PR_SET_NAME), from then on
+ * - -s SIGNAL: send this signal there instead of killing it
  * - -i SIGNAL:SECONDS: send the program a signal this long after its first probe
  * - -t SECONDS: kill a program that takes longer
  *
@@ -47,10 +48,10 @@ static struct {
     char name[NAME];
     long k, error;
     const char *child;
-    int signal;
+    int there, signal;
     double after, limit;
     FILE *out;
-} asked = {.limit = 60};
+} asked = {.limit = 60, .there = SIGKILL};
 
 static pid_t program, counted; /* counted: the process whose calls count, once it exists */
 static pid_t unnamed[THREADS]; /* forked processes that have not set their name yet */
@@ -106,12 +107,13 @@ static void parse_place(char *text) {
 }
 
 static void parse(int argc, char **argv) {
-    for (int c; (c = getopt(argc, argv, "+k:r:c:i:t:o:")) != -1;) {
+    for (int c; (c = getopt(argc, argv, "+k:r:c:s:i:t:o:")) != -1;) {
         char *colon;
         switch (c) {
         case 'r': asked.how = REFUSE; /* fallthrough */
         case 'k': parse_place(optarg); break;
         case 'c': asked.child = optarg; break;
+        case 's': asked.there = (int)number(optarg); break;
         case 'i':
             colon = strchr(optarg, ':');
             if (!colon) errno = EINVAL, fail(optarg);
@@ -194,7 +196,7 @@ static void note_held(void) {
 static void finish_off(void) {
     note_held();
     killed = now();
-    kill(counted, SIGKILL);
+    kill(counted, asked.there);
 }
 
 static bool is_asked(enum class class) {

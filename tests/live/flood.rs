@@ -13,12 +13,10 @@ use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use common::run::{Target, signal_to, wait_until};
+use common::run::{Target, wait_until};
 use common::service::Service;
 use common::{live, skip};
 
-/// A bound against hangs, not a claim: the service answers within some milliseconds.
-const HANG: Duration = Duration::from_secs(5);
 const NOBODY: u32 = 65534;
 const RULE: &str = "[[rule]]\nname = \"all\"\nexe = \"ENGINE\"\n";
 
@@ -80,7 +78,8 @@ fn mapper(dir: &Path, kind: &str, number: u32) -> Option<Target> {
     Some(target)
 }
 
-/// Requests the status repeatedly until stopped; returns the longest time to an answer.
+/// Requests the status repeatedly until stopped, and has an answer each time; returns the longest time to one, to be
+/// printed: some milliseconds on an idle machine.
 fn longest(service: &Service, during: impl FnOnce()) -> Duration {
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -124,13 +123,11 @@ fn flooded(kind: &str, number: u32) {
     });
     let Some(_target) = target else { skip!("no python3") };
     println!("{kind}: the status was answered within {most:.1?}");
-    assert!(most < HANG, "{most:?}");
     // Killed and restarted, with everything mapped already.
     let begin = Instant::now();
     service.succeed();
     let most = longest(&service, || record_one(&service, 1));
     println!("{kind}: started anew, it was answered within {most:.1?}; all took {:.1?}", begin.elapsed());
-    assert!(most < HANG, "{most:?}");
     let begin = Instant::now();
     assert_eq!(service.stop(), Some(0), "{}", service.log());
     println!("{kind}: stopped in {:.1?}", begin.elapsed());
@@ -168,7 +165,6 @@ fn who_asks_and_does_not_listen_keeps_nobody_waiting() {
     }
     let most = longest(&service, || record_one(&service, 1));
     println!("beside {} that do not ask on: within {most:.1?}", held.len());
-    assert!(most < HANG, "{most:?}");
     // Clients that do not read, and clients that leave before the answer.
     for _ in 0..1000 {
         if let Ok(mut stream) = UnixStream::connect(service.path("sock/control")) {
@@ -204,8 +200,14 @@ fn signals_without_end_do_not_keep_programs_from_being_loaded() {
                 std::thread::sleep(Duration::from_micros(500));
             }
         });
-        let args = ["--hold", "3", "-n", "200", "-t", "2", "--op-ns", "200000", "--sleep"];
-        let said = Target::start(service.engine(), &args).said();
+        let go = service.path("go");
+        let wait_for = go.to_str().expect("a path");
+        let args = ["--wait-for", wait_for, "-n", "200", "-t", "2", "--op-ns", "200000", "--sleep"];
+        let target = Target::start(service.engine(), &args);
+        // A run has a level once its engine is probed.
+        service.wait_for("it is recorded", |s| s["runs"][0]["level"].as_str().is_some_and(|l| !l.is_empty()));
+        fs::write(&go, "").expect("go");
+        let said = target.said();
         over.store(true, Ordering::SeqCst);
         assert!(said["calls"]["llama_decode"].as_u64() > Some(0), "{said}");
     });
@@ -220,15 +222,22 @@ fn signals_without_end_do_not_keep_programs_from_being_loaded() {
 fn one_signal_that_ends_a_recording_interrupts_nothing_else() {
     let _turn = live!();
     let program = common::fixture!("modern");
-    for ms in [1, 40, 120] {
-        let args = [program.as_os_str(), "--hold".as_ref(), "1".as_ref(), "-n".as_ref(), "20".as_ref()];
-        let mut all = vec!["--".as_ref()];
-        all.extend(args);
-        let recorder = common::run::Recorder::start(&all);
-        std::thread::sleep(Duration::from_millis(ms));
-        signal_to(recorder.child.id(), libc::SIGTERM);
-        let run = recorder.finish();
-        assert!(!run.stderr.contains("do not load"), "{}", run.stderr);
+    let dir = tempfile::tempdir().expect("a directory");
+    let state = dir.path().join("state");
+    let term = libc::SIGTERM.to_string();
+    for place in ["bpf:1:entry", "bpf:30:exit", "load:100:entry", "attach:10:inside"] {
+        let mut command = Command::new(common::kill_at());
+        command
+            .args(["-k", place, "-s", &term, "-t", "100", "-o"])
+            .arg(&state)
+            .arg("--")
+            .arg(common::profinfer());
+        command.args(["record", "--force", "-o"]).arg(dir.path().join("run.pfi"));
+        let run = common::run::run(command.arg("--").arg(&program).args(["-n", "20"]));
+        let told = fs::read_to_string(&state).expect("written");
+        assert!(told.contains("\"end\":\"killed\""), "{place} was not reached: {told}");
+        assert!(told.contains("\"signal\":0"), "it ends by itself: {told}");
+        assert!(!run.stderr.contains("do not load"), "{place}: {}", run.stderr);
     }
     // Its children must still be killable by such a signal.
     let said = common::run::record(&["--", "sh", "-c", "grep SigBlk /proc/self/status"]);

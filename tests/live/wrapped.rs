@@ -4,9 +4,11 @@
 use crate::common;
 
 use std::path::Path;
+use std::process::Command;
 
-use common::run::{Recorder, record, wait_until};
-use common::{fixture, live};
+use common::run::{record, run, wait_until};
+use common::waiting::wait_for_file;
+use common::{fixture, kill_at, live};
 
 /// Programs that run another, by an exec, in a child, or in a grandchild.
 const WRAPPERS: [&[&str]; 11] = [
@@ -65,19 +67,29 @@ fn a_recorder_that_is_killed_leaves_a_command_that_runs() {
     let dir = tempfile::tempdir().expect("a directory");
     let log = dir.path().join("log");
     let script = "echo $$ > \"$0.pid\"; while :; do /bin/true; echo x >> \"$0\"; done";
-    for ms in [5, 20, 60, 120, 250] {
-        let _ = std::fs::remove_file(&log);
-        let recorder = Recorder::start(&["--", "sh", "-c", script, log.to_str().expect("UTF-8")]);
-        let pid_file = log.with_extension("pid");
-        wait_until("it runs", || log.exists());
-        std::thread::sleep(std::time::Duration::from_millis(ms));
-        recorder.signal(libc::SIGKILL);
-        let _ = recorder.finish();
-        let pid: u32 = std::fs::read_to_string(&pid_file).expect("written").trim().parse().expect("a number");
+    let state = dir.path().join("state");
+    // At calls of its main loop, while it lets the command go from stop to stop; the first thousand measure what a hit costs.
+    for place in [1500, 2001, 3000, 4501, 6000] {
+        let place = format!("record:{place}:{}", if place % 2 == 0 { "entry" } else { "exit" });
+        for old in [&log, &log.with_extension("pid")] {
+            let _ = std::fs::remove_file(old);
+        }
+        let mut command = Command::new(kill_at());
+        command.args(["-k", &place, "-t", "100", "-o"]).arg(&state).arg("--").arg(common::profinfer());
+        command.args(["record", "--force", "-o"]).arg(dir.path().join("run.pfi"));
+        let killed = run(command.args(["--", "sh", "-c", script]).arg(&log));
+        let told = std::fs::read_to_string(&state).expect("written");
+        assert!(
+            killed.status.success() && told.contains("\"end\":\"killed\""),
+            "{place}: {told}: {}",
+            killed.stderr
+        );
+        let pid = wait_for_file(&log.with_extension("pid"), |text| text.ends_with('\n'));
+        let pid: u32 = pid.trim().parse().expect("a number");
         let lines = || std::fs::metadata(&log).map_or(0, |m| m.len());
         wait_until("nobody traces it", || !is_traced(pid));
         let before = lines();
-        wait_until("it goes on", || lines() > before + 20);
+        wait_for_file(&log, |text| text.len() as u64 > before + 20);
         common::run::signal_to(pid, libc::SIGKILL);
     }
 }
