@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use common::run::{Recorder, Target, record, wait_until};
+use common::waiting::wait_for_file;
 use common::{fixture, live, skip};
 use serde_json::Value;
 
@@ -41,6 +42,18 @@ fn library(program: &Path) -> PathBuf {
     program.with_file_name("libfakeggml.so").canonicalize().expect("a shared engine")
 }
 
+/// An engine that has computed at least its first tokens, as its account tells.
+fn computing(program: &Path) -> (Target, tempfile::TempDir) {
+    let dir = tempfile::tempdir().expect("a directory");
+    let account = dir.path().join("account");
+    // Slowly: the account grows with each token.
+    let args =
+        ["-n", "1000000", "--op-ns", "1000000", "-t", "1", "--dump", account.to_str().expect("a path")];
+    let target = Target::start(program, &args);
+    wait_for_file(&account, |text| text.contains("\"graph\":3"));
+    (target, dir)
+}
+
 const LONG: [&str; 6] = ["-n", "1000000", "--op-ns", "20000", "-t", "1"];
 
 #[test]
@@ -49,16 +62,15 @@ fn a_process_beside_the_recorded_one_is_not_touched() {
     let program = fixture!("modern");
     let library = library(&program);
     let (mut one, mut other) = (Target::start(&program, &LONG), Target::start(&program, &LONG));
-    let recorder = Recorder::start(&["-p", &one.pid().to_string(), "--duration", "2s"]);
-    wait_until("it is probed", || patched(one.pid(), &library) > 4);
+    let recorder = Recorder::start(&["-p", &one.pid().to_string()]);
+    recorder.wait_for_attached(one.pid());
+    assert!(patched(one.pid(), &library) > 4, "it is probed");
     assert_eq!(patched(other.pid(), &library), 0, "the same library in another process");
     // Nor is one that starts meanwhile.
-    let third = Target::start(&program, &LONG);
-    wait_until("it runs", || {
-        fs::read_to_string(format!("/proc/{}/maps", third.pid())).is_ok_and(|m| m.contains("libfakeggml"))
-    });
-    std::thread::sleep(std::time::Duration::from_millis(100));
-    assert_eq!(patched(third.pid(), &library), 0, "the same library in a new process");
+    let third = computing(&program);
+    assert_eq!(patched(third.0.pid(), &library), 0, "the same library in a new process");
+    recorder.wait_for_tokens(10);
+    recorder.signal(libc::SIGINT);
     let (first, seen) = (one.pid(), recorder.finish().seen());
     assert_eq!(patched(first, &library), 0, "breakpoints go with the recording");
     assert!(one.running() && other.running());
@@ -80,9 +92,10 @@ fn programs_beside_the_one_named_are_not_touched() {
     recorder.wait_for_probes();
     let mut one = Target::start(&named, &LONG);
     let library = dir.path().join("libfakeggml.so");
-    wait_until("it is probed", || patched(one.pid(), &library) > 4);
+    recorder.wait_for_attached(one.pid());
+    wait_until("its library is mapped and probed", || patched(one.pid(), &library) > 4);
     assert_eq!(patched(other.pid(), &library), 0, "another program with the same library");
-    std::thread::sleep(std::time::Duration::from_millis(300));
+    recorder.wait_for_tokens(10);
     recorder.signal(libc::SIGINT);
     let (pid, seen) = (one.pid(), recorder.finish().seen());
     assert!(one.running());
@@ -99,18 +112,23 @@ fn who_begins_another_program_is_let_go() {
     let (named, library) = (dir.path().join("starter"), dir.path().join("libfakeggml.so"));
     fs::copy("/bin/sh", &named).expect("copied");
     let recorder = Recorder::start(&["--exe", named.to_str().expect("a path")]);
-    wait_until("it says that it is ready", || recorder.stderr().contains("ready: "));
-    let engine = dir.path().join("fakellama");
-    let script = format!("sleep 0.5; exec {} {}", engine.display(), LONG.join(" "));
+    recorder.wait_for_probes();
+    let (engine, go) = (dir.path().join("fakellama"), dir.path().join("go"));
+    assert!(Command::new("mkfifo").arg(&go).status().expect("mkfifo").success());
+    let script = format!("read go < {}; exec {} {}", go.display(), engine.display(), LONG.join(" "));
     let mut target = Target::start(&named, &["-c", &script]);
+    recorder.wait_for_attached(target.pid());
+    fs::write(&go, "\n").expect("go");
     wait_until("it has become another program", || {
         assert!(target.running());
-        fs::read_to_string(format!("/proc/{}/maps", target.pid())).is_ok_and(|m| m.contains("libfakeggml"))
+        let maps = fs::read_to_string(format!("/proc/{}/maps", target.pid())).unwrap_or_default();
+        maps.lines().any(|l| l.contains(" r-xp ") && l.contains("libfakeggml"))
     });
-    std::thread::sleep(std::time::Duration::from_millis(500));
     wait_until("it is let go", || patched(target.pid(), &library) == 0);
-    // It is not accepted again when its mappings are examined.
-    std::thread::sleep(std::time::Duration::from_millis(1200));
+    // It is not accepted again when mappings are examined: the recorder learns of those of a process that starts now
+    // later than of its own.
+    let next = Target::start(&named, &["-c", &format!("read forever < {}", go.display())]);
+    recorder.wait_for_attached(next.pid());
     assert_eq!(patched(target.pid(), &library), 0);
     recorder.signal(libc::SIGINT);
     assert!(recorder.finish().stderr.contains("ready: ") && target.running());
@@ -153,11 +171,13 @@ fn a_file_of_the_same_number_elsewhere_is_another() {
     let named = one.0.join("fakellama");
     let mut other = Target::start(two.0.join("fakellama"), &LONG);
     let recorder = Recorder::start(&["--exe", named.to_str().expect("a path")]);
-    wait_until("it says that it is ready", || recorder.stderr().contains("ready: "));
+    recorder.wait_for_probes();
+    // What starts first is examined first.
+    let (third, _dir) = computing(&two.0.join("fakellama"));
     let mut first = Target::start(&named, &LONG);
-    let third = Target::start(two.0.join("fakellama"), &LONG);
-    wait_until("it is probed", || patched(first.pid(), &one.0.join("libfakeggml.so")) > 4);
-    std::thread::sleep(std::time::Duration::from_millis(500));
+    recorder.wait_for_attached(first.pid());
+    recorder.wait_for_tokens(10);
+    assert!(patched(first.pid(), &one.0.join("libfakeggml.so")) > 4, "it is probed");
     recorder.signal(libc::SIGINT);
     let (pid, seen) = (first.pid(), recorder.finish().seen());
     assert!(first.running() && other.running());
@@ -191,16 +211,18 @@ fn a_backend_of_somebody_else_s_code_is_not_probed() {
         let place = format!("{}:{:#x}", file.display(), code_of(victim.pid(), &file));
         let args = [&LONG[..], &["--split", "--vtable", &place]].concat();
         let mut target = Target::start(&engine, &args);
-        let recorder = Recorder::start(&["-p", &target.pid().to_string(), "--duration", "1500ms"]);
-        wait_until("it is probed", || patched(target.pid(), &library(&engine)) > 4);
-        for _ in 0..100 {
-            assert_eq!(patched(victim.pid(), &file), 0, "{name}: {}", recorder.stderr());
-            std::thread::sleep(std::time::Duration::from_millis(10));
-        }
+        let recorder = Recorder::start(&["-p", &target.pid().to_string()]);
+        // When it says so, it has examined what the backends name.
+        recorder.wait_for_stderr("is not a file of this engine");
+        assert!(patched(target.pid(), &library(&engine)) > 4, "{name}: it is probed");
+        assert_eq!(patched(victim.pid(), &file), 0, "{name}: {}", recorder.stderr());
         let new = Target::start(&file, &["1000"]);
         code_of(new.pid(), &file);
         assert_eq!(patched(new.pid(), &file), 0, "{name}: a new process");
+        recorder.wait_for_trace("splits are recorded", |all| !all.splits.is_empty());
+        assert_eq!(patched(victim.pid(), &file), 0, "{name}: {}", recorder.stderr());
         assert!(target.running());
+        recorder.signal(libc::SIGINT);
         // The engine's own functions are probed.
         let run = recorder.finish();
         let seen = run.seen();
@@ -231,12 +253,13 @@ fn a_library_that_two_engines_share_counts_for_each_process_once() {
         fs::read_to_string(format!("/proc/{pid}/maps")).is_ok_and(|m| m.contains(name))
     };
     wait_until("it has both mapped", || mapped(twin.pid(), "libfakeggml-cpu.so"));
-    let target =
-        Target::start(&program, &["-n", "40", "--wait-for", go.to_str().expect("a path"), "--hold", "1"]);
+    let target = Target::start(&program, &["-n", "40", "--wait-for", go.to_str().expect("a path")]);
     wait_until("it runs", || mapped(target.pid(), "libfakeggml"));
     let both = [twin.pid().to_string(), target.pid().to_string()];
     let recorder = Recorder::start(&["-p", &both[0], "-p", &both[1]]);
     recorder.wait_for_probes();
+    recorder.wait_for_attached(target.pid());
+    // The part that computes is opened from here on, and is probed in advance.
     fs::write(&go, "").expect("go");
     let (pid, said) = (target.pid(), target.said());
     recorder.signal(libc::SIGINT);
@@ -355,11 +378,12 @@ fn a_process_that_was_there_before_is_told() {
     let program = fixture!("modern");
     let target = Target::start(&program, &LONG);
     let recorder = Recorder::start(&["--exe", program.to_str().expect("a path")]);
-    wait_until("it is probed", || patched(target.pid(), &library(&program)) > 4);
-    std::thread::sleep(std::time::Duration::from_millis(200));
+    let told = format!("process {} had loaded the engine before it was probed", target.pid());
+    recorder.wait_for_stderr(&told);
+    assert!(patched(target.pid(), &library(&program)) > 4, "it is probed");
+    recorder.wait_for_tokens(0);
     recorder.signal(libc::SIGINT);
     let run = recorder.finish();
-    let told = format!("process {} had loaded the engine before it was probed", target.pid());
     assert!(run.stderr.contains(&told), "{}", run.stderr);
     assert!(run.seen().all.notices.iter().any(|n| n.text.contains(&told)));
 }
