@@ -2,6 +2,7 @@
 """The overhead of the idle service, and what it survives.
 
 usage: service.py idle [SECONDS]             resident memory, and share of a core, while it waits
+       service.py finder [SECONDS]           share of a core while programs start that are no engines
        service.py churn [SECONDS]            ten engines a second, each alive for more than a second
        service.py soak [MINUTES] [--clock]   engines and service killed, disk full, endless configuration reloads;
                                              with --clock, the machine's clock is set too: do not run with other work
@@ -137,19 +138,38 @@ def cpu_and_memory(pid):
     return cpu, memory["VmRSS"] * 1024, memory["RssAnon"] * 1024
 
 
+def exact_cpu(pid):
+    """CPU seconds of a process: the kernel's own sum, as ticks are too coarse."""
+    return int(pathlib.Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1e9
+
+
 def idle(seconds):
     service = Service("idle-timeout = \"1s\"")
     time.sleep(15)  # calibration is done and its recorder has exited
     pid = service.process.pid
-    # The kernel's own sum of CPU time is exact; ticks are too coarse.
-    exact = lambda: int(pathlib.Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1e9
-    before = exact()
+    before = exact_cpu(pid)
     time.sleep(seconds)
-    took, (_, resident, anonymous) = exact() - before, cpu_and_memory(pid)
+    took, (_, resident, anonymous) = exact_cpu(pid) - before, cpu_and_memory(pid)
     share = 100 * took / seconds
     print(f"idle for {seconds} s: {share:.4f} % of a core; {resident / 1e6:.2f} MB resident, {anonymous / 1e6:.2f} MB of it its own")
     check(share <= 0.1, "at most 0.1 % of a core")
     check(resident <= 5e6, "at most 5 MB resident")
+    service.end()
+
+
+def finder(seconds):
+    """Each mapped file and exec is a notice of the kernel to the service."""
+    service = Service("idle-timeout = \"1s\"")
+    time.sleep(15)  # calibration is done and its recorder has exited
+    for what, pause in (("50 programs a second", 0.02), ("programs one after the other", 0)):
+        before, begin, started = exact_cpu(service.process.pid), time.monotonic(), 0
+        while time.monotonic() - begin < seconds:
+            started += 1
+            subprocess.run(["true"], check=True)
+            time.sleep(max(0, begin + started * pause - time.monotonic()))
+        took = time.monotonic() - begin
+        share = 100 * (exact_cpu(service.process.pid) - before) / took
+        print(f"{what}, {started / took:.0f} a second: {share:.3f} % of a core")
     service.end()
 
 
@@ -470,6 +490,7 @@ def main():
     number = next((float(a) for a in rest if not a.startswith("-")), None)
     jobs = {
         "idle": lambda: idle(int(number or 60)),
+        "finder": lambda: finder(int(number or 10)),
         "churn": lambda: churn(int(number or 60)),
         "soak": lambda: soak(number or 30, "--clock" in rest),
         "attacked": lambda: attacked(number or 20),

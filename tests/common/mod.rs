@@ -16,6 +16,7 @@ pub mod refuse;
 pub mod reported;
 pub mod run;
 pub mod seen;
+#[cfg(feature = "agent")]
 pub mod service;
 pub mod skips;
 pub mod timeline;

@@ -6,15 +6,18 @@ use crate::common;
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 
-use common::run::{Target, wait, wait_until};
-use common::service::Service;
+use common::run::{Target, signal_to, wait};
+use common::service::{Service, pidfd, wait_for_exit};
 use common::{live, skip};
 use serde_json::Value;
 
 /// A rule that lets the engine decode on the second CPU only.
 const RULE: &str = "\n[[rule]]\nname = \"cpus\"\nexe = \"ENGINE\"\nbudget = \"100%\"\nlevel = \"graph\"\ndecode-cpus = \"1\"\n";
+
+/// The process that sets engines free when the service is gone.
+const KEEPER: &str = "profinfer-cpus";
 
 /// Tokens of about 3 ms, for minutes.
 const ONE: [&str; 8] = ["-t", "1", "-p", "4", "-n", "100000", "--op-ns", "100000"];
@@ -56,7 +59,7 @@ fn an_engine_decodes_on_the_cpus_of_its_rule_and_has_all_at_the_end() {
     let Some(all) = whole() else { skip!("two CPUs are needed, all of them allowed") };
     let mut service = Service::start("", RULE);
     let target = engine(&service, &ONE);
-    wait_until("it decodes on CPU 1", || all_have(target.pid(), "1"));
+    service.wait_for("it decodes on CPU 1", |_| all_have(target.pid(), "1"));
     let state = service.wait_for("the status says so", |s| {
         state_of(s, target.pid()).is_some_and(|of| of["state"] == "set" && of["work"] == "decode")
     });
@@ -67,7 +70,7 @@ fn an_engine_decodes_on_the_cpus_of_its_rule_and_has_all_at_the_end() {
     // The same rule with other CPUs: it is set free and set again.
     service.configure("", &RULE.replace("decode-cpus = \"1\"", "decode-cpus = \"0\""));
     service.signal(libc::SIGHUP);
-    wait_until("it decodes on CPU 0", || all_have(target.pid(), "0"));
+    service.wait_for("it decodes on CPU 0", |_| all_have(target.pid(), "0"));
     assert_eq!(service.stop(), Some(0));
     assert!(all_have(target.pid(), &all), "{:?}", cpus(target.pid()));
     let notices: Vec<String> = service
@@ -109,22 +112,21 @@ fn a_service_that_is_killed_leaves_no_engine_on_fewer_cpus() {
     let Some(all) = whole() else { skip!("two CPUs are needed, all of them allowed") };
     let mut service = Service::start("", RULE);
     let target = engine(&service, &ONE);
-    wait_until("it decodes on CPU 1", || all_have(target.pid(), "1"));
+    service.wait_for("it decodes on CPU 1", |_| all_have(target.pid(), "1"));
+    let keepers = service.processes(KEEPER);
+    let ends: Vec<_> = keepers.into_iter().filter_map(pidfd).collect();
+    assert!(!ends.is_empty());
     service.signal(libc::SIGKILL);
-    wait_until("the waiting process sets it free", || all_have(target.pid(), &all));
+    ends.iter().for_each(wait_for_exit);
+    assert!(all_have(target.pid(), &all), "the waiting process sets it free: {:?}", cpus(target.pid()));
     // Now that process is killed too, before the service: the next service does it.
     service.succeed();
-    wait_until("it decodes on CPU 1 again", || all_have(target.pid(), "1"));
-    let keepers = common::run::run(Command::new("pgrep").args(["-x", "profinfer-cpus"])).stdout;
-    for keeper in keepers.split_whitespace() {
-        // The first one may have ended meanwhile.
-        // SAFETY: a signal to a process.
-        unsafe { libc::kill(keeper.parse().expect("a pid"), libc::SIGKILL) };
-    }
+    service.wait_for("it decodes on CPU 1 again", |_| all_have(target.pid(), "1"));
+    service.processes(KEEPER).into_iter().for_each(|keeper| signal_to(keeper, libc::SIGKILL));
     // Another rule: the successor has nothing to give.
     service.configure("", &RULE.replace("decode-cpus = \"1\"\n", ""));
     service.succeed();
-    wait_until("the next service sets it free", || all_have(target.pid(), &all));
+    service.wait_for("the next service sets it free", |_| all_have(target.pid(), &all));
     assert!(service.log().contains("an earlier service had given it fewer"), "{}", service.log());
 }
 
@@ -135,11 +137,11 @@ fn a_recorder_that_dies_or_stands_still_leaves_its_engine_all_cpus() {
     let service = Service::start("", RULE);
     // A prompt of two threads may come at any time: that is seen only while the recorder follows.
     let target = engine(&service, &ONE);
-    wait_until("it decodes on CPU 1", || all_have(target.pid(), "1"));
+    service.wait_for("it decodes on CPU 1", |_| all_have(target.pid(), "1"));
     let recorder = service.state()["rules"][0]["recorder"].as_u64().expect("a recorder") as u32;
-    common::run::signal_to(recorder, libc::SIGKILL);
-    wait_until("it has all CPUs", || all_have(target.pid(), &all));
-    wait_until("the next recorder's report sets it again", || all_have(target.pid(), "1"));
+    signal_to(recorder, libc::SIGKILL);
+    service.wait_for("it has all CPUs", |_| all_have(target.pid(), &all));
+    service.wait_for("the next recorder's report sets it again", |_| all_have(target.pid(), "1"));
 }
 
 /// A command whose lines are read one by one.

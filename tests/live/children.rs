@@ -27,16 +27,11 @@ impl Tree {
         let mut command = Command::new(service.engine());
         command.args(["-t", "1", "--sleep", "--wait-for"]).arg(&go).args(args).process_group(0);
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+        let mut events = service.events();
         let tree = Tree(command.spawn().expect("the engine"));
-        service.wait_for("it is followed", |s| tree.run(s)["level"].as_str().is_some_and(|l| !l.is_empty()));
+        events.wait_for(|e| e["event"] == "level" && e["pid"] == tree.0.id());
         std::fs::write(&go, "").expect("written");
         tree
-    }
-
-    /// Its run in the service's status.
-    fn run<'a>(&self, state: &'a Value) -> &'a Value {
-        let mut runs = state["runs"].as_array().into_iter().flatten();
-        runs.find(|r| r["pid"] == self.0.id()).unwrap_or(&Value::Null)
     }
 
     /// Their own account: calls of llama_decode by process, and the pid of the last child.
@@ -102,7 +97,6 @@ fn the_run_is_the_sum_of_its_processes() {
         let (calls, _) = tree.calls();
         assert_eq!(calls.values().sum::<u64>(), 3 * 41);
         let state = service.wait_for_runs(n);
-        service.wait_for("its file is complete", |s| s["store"]["writing"] == 0);
         assert_eq!(recorded(&service), calls);
         let run = &state["runs"][n as usize - 1];
         assert_eq!((&run["pid"], &run["tokens"]), (&pid.into(), &120.into()), "{run}");
@@ -121,7 +115,6 @@ fn the_run_is_the_sum_of_its_processes() {
     assert_eq!(run["ended"], "its first 60 tokens are recorded");
     let tokens = run["tokens"].as_u64().expect("a number");
     assert!((60..240).contains(&tokens), "{tokens}");
-    service.wait_for("its file is complete", |s| s["store"]["writing"] == 0);
     let recorded = recorded(&service);
     assert!(recorded.len() == 3 && recorded.values().sum::<u64>() < 290, "{recorded:?}");
 }
@@ -134,7 +127,6 @@ fn a_parent_that_leaves_keeps_its_children_where_events_come_late() {
     let (calls, _) = Tree::start(&service, &args).calls();
     let state = service.wait_for_runs(1);
     assert_eq!(state["runs"][0]["tokens"], 120, "{state}");
-    service.wait_for("its file is complete", |s| s["store"]["writing"] == 0);
     assert_eq!(recorded(&service), calls);
 }
 
@@ -150,7 +142,7 @@ fn one_slow_child_fires_the_trigger() {
     let log = service.log();
     assert!(log.contains(&format!("process {slow}: ")) && log.contains("below 20"), "{log}");
     assert_eq!(log.matches("(below)").count(), 1, "{log}");
-    service.wait_for("the ring is written", |_| service.log().contains("ring written to "));
+    service.wait_for_log("ring written to ", 1);
     assert!(recorded(&service).contains_key(&slow));
 }
 
@@ -164,7 +156,6 @@ fn three_hundred_short_children_are_told_right() {
     let (calls, _) = Tree::start(&service, &args).calls();
     assert_eq!((calls.len(), calls.values().sum::<u64>()), (300, 600));
     let state = service.wait_for_runs(1);
-    service.wait_for("its file is complete", |s| s["store"]["writing"] == 0);
     assert_eq!(recorded(&service), calls);
     let run = &state["runs"][0];
     assert_eq!((&run["tokens"], &run["processes"]), (&600.into(), &Value::Array(vec![])), "{run}");
@@ -197,7 +188,6 @@ fn children_are_found_again_by_the_next_recorder() {
     assert!(state["runs"][0]["rate"].as_f64() > Some(0.0), "{state}");
     drop(tree);
     let state = service.wait_for_runs(1);
-    service.wait_for("its file is complete", |s| s["store"]["writing"] == 0);
     let recorded = recorded(&service);
     assert_eq!(recorded.len(), 3, "{recorded:?}");
     assert_eq!(state["runs"].as_array().map(Vec::len), Some(1), "no child is a run of its own");

@@ -10,10 +10,10 @@ use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
 
 use common::refuse::refuse;
 use common::run::{Target, run, wait, wait_until};
+use common::service::children;
 use common::{fixture, live, model, runner, skip};
 use profinfer::daemon::finder::{Finder, FoundProcess};
 
@@ -30,13 +30,14 @@ impl Finding {
         Finding { finder: Finder::new().expect("descriptors"), found: Vec::new(), before: 0 }
     }
 
-    fn begin() -> Finding {
+    /// Once it knows the engines that already run, which belong to other tests; `program` is a fake engine.
+    fn begin(program: &Path) -> Finding {
+        let last = waiting(program);
         let mut all = Finding::new();
         assert!(all.finder.is_told(), "{}", all.finder.backend());
-        // Engines that already run belong to other tests.
-        all.pass(Duration::from_millis(200));
+        all.times(last.pid(), 1);
         all.found.clear();
-        all.before = all.finder.alive();
+        all.before = all.finder.alive() - 1;
         all
     }
 
@@ -50,11 +51,10 @@ impl Finding {
         self.found.extend(self.finder.poll());
     }
 
-    fn pass(&mut self, time: Duration) {
-        let begin = Instant::now();
-        while begin.elapsed() < time {
-            self.wait();
-        }
+    /// What happened so far has been looked at: an engine that starts now is found after it.
+    fn catch_up(&mut self, program: &Path) {
+        let sentinel = waiting(program);
+        self.times(sentinel.pid(), 1);
     }
 
     fn of(&self, pid: u32) -> Vec<&FoundProcess> {
@@ -70,6 +70,11 @@ impl Finding {
         assert_eq!(self.of(pid).len(), n);
         self.of(pid)[n - 1].clone()
     }
+}
+
+/// An engine that computes nothing until it is killed.
+fn waiting(program: &Path) -> Target {
+    Target::start(program, &["--wait-for", "/nowhere/at/all"])
 }
 
 fn id(path: &Path) -> (u64, u64) {
@@ -88,7 +93,9 @@ fn each_engine_is_found_once_and_before_it_ends_and_nothing_else() {
     let _turn = live!();
     let (shared, fixed) = (fixture!("modern"), fixture!("static"));
     let model = model("tiny", "q8_0");
-    let mut all = Finding::begin();
+    let dir = tempfile::tempdir().expect("a directory");
+    let go = dir.path().join("go");
+    let mut all = Finding::begin(&fixed);
     // Ten runners within a second, between short programs that are not engines.
     let mut children = HashMap::new();
     let mut others = Vec::new();
@@ -104,13 +111,18 @@ fn each_engine_is_found_once_and_before_it_ends_and_nothing_else() {
             wait(&mut child);
         }
     }
+    let mut fakes = Vec::new();
     for program in [&shared, &fixed] {
-        let child = quiet(program).args(["--hold", "1"]).spawn().expect("the fake starts");
+        let child = quiet(program).arg("--wait-for").arg(&go).spawn().expect("the fake starts");
+        fakes.push(child.id());
         children.insert(child.id(), child);
     }
     let mut running: Vec<u32> = children.keys().copied().collect();
     while !running.is_empty() {
         all.wait();
+        if fakes.iter().all(|&pid| !all.of(pid).is_empty()) {
+            fs::write(&go, "").expect("written");
+        }
         running.retain(|pid| {
             let child = children.get_mut(pid).expect("one of ours");
             let ended = child.try_wait().expect("our own child").is_some();
@@ -122,7 +134,7 @@ fn each_engine_is_found_once_and_before_it_ends_and_nothing_else() {
             !ended
         });
     }
-    all.pass(Duration::from_millis(50));
+    all.catch_up(&fixed);
     assert!(children.keys().all(|&pid| all.of(pid).len() == 1), "once each: {:?}", all.found);
     assert!(others.iter().all(|&pid| all.of(pid).is_empty()), "no engines: {:?}", all.found);
     let own = user();
@@ -134,7 +146,8 @@ fn each_engine_is_found_once_and_before_it_ends_and_nothing_else() {
     }
     wait_until("those that ended are forgotten", || {
         all.wait();
-        all.finder.alive() + children.len() <= all.before + all.found.len()
+        // With the sentinel.
+        all.finder.alive() + children.len() < all.before + all.found.len()
     });
 }
 
@@ -178,12 +191,13 @@ fn script(dir: &Path) -> Option<Target> {
 #[test]
 fn late_mappings_execs_and_children() {
     let _turn = live!();
-    let base = fixture!("modern").with_file_name("libfakeggml.so");
+    let fake = fixture!("modern");
+    let base = fake.with_file_name("libfakeggml.so");
     let dir = tempfile::tempdir().expect("a directory");
     let Some(mut target) = script(dir.path()) else { skip!("no python3") };
-    let mut all = Finding::begin();
+    let mut all = Finding::begin(&fake);
     let pid = target.pid();
-    all.pass(Duration::from_millis(30));
+    all.catch_up(&fake);
     assert!(all.of(pid).is_empty(), "no engine yet");
     target.tell(&format!("load {}\n", base.display()), 2);
     let first = all.times(pid, 1);
@@ -198,14 +212,17 @@ fn late_mappings_execs_and_children() {
     // Children are found by a scan of all processes, and only then.
     let said = target.tell("fork 20\n", 6);
     let children: Vec<u32> = serde_json::from_value(said["pids"].clone()).expect("pids");
-    all.pass(Duration::from_millis(50));
+    all.catch_up(&fake);
     assert!(children.iter().all(|&c| all.of(c).is_empty()));
     all.finder.look_again();
     for &child in &children {
         assert_eq!(all.times(child, 1).parent, Some(pid));
     }
+    // One more child is found by the next scan only, which comes to it after the others.
+    let said = target.tell("fork 1\n", 7);
+    let last: Vec<u32> = serde_json::from_value(said["pids"].clone()).expect("pids");
     all.finder.look_again();
-    all.pass(Duration::from_millis(1200));
+    all.times(last[0], 1);
     assert!(children.iter().all(|&c| all.of(c).len() == 1) && all.of(pid).len() == 2, "{:?}", all.found);
 }
 
@@ -217,7 +234,7 @@ fn names_do_not_count_nor_do_namespaces() {
     let dir = dir.path().canonicalize().expect("real");
     let program = dir.join("engine");
     let start = |program: &PathBuf| {
-        let mut target = Target::start(program, &["--hold", "20"]);
+        let mut target = waiting(program);
         // The exec is over when Target::start returns; its mappings exist once it sleeps.
         wait_until("it holds", || target.running() && has_mapped(target.pid(), program));
         target
@@ -231,14 +248,14 @@ fn names_do_not_count_nor_do_namespaces() {
     // This path exists in its mount namespace, but not in ours.
     let hidden = dir.join("hidden");
     fs::create_dir(&hidden).expect("a directory");
-    let script = "mount -t tmpfs none $1 && cp $2 $1/inside && exec $1/inside --hold 20";
+    let script = "mount -t tmpfs none $1 && cp $2 $1/inside && exec $1/inside --wait-for /nowhere";
     let mut offcpu = Command::new("unshare");
     offcpu.args(["--mount", "--pid", "--fork", "--propagation", "private", "sh", "-c", script, "sh"]);
     let mut offcpu = Target::spawn(offcpu.arg(&hidden).arg(&fake));
     let inside = hidden.join("inside");
     let mut inner = None;
     wait_until("it runs inside", || {
-        inner = child_of(offcpu.pid()).filter(|&pid| has_mapped(pid, &inside));
+        inner = children(offcpu.pid()).first().copied().filter(|&pid| has_mapped(pid, &inside));
         inner.is_some() || !offcpu.running()
     });
 
@@ -261,21 +278,16 @@ fn has_mapped(pid: u32, program: &Path) -> bool {
     maps.lines().any(|l| l.contains("r-xp") && l.contains(&*program.to_string_lossy()))
 }
 
-fn child_of(pid: u32) -> Option<u32> {
-    let list = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).ok()?;
-    list.split_ascii_whitespace().next()?.parse().ok()
-}
-
 #[test]
 fn what_was_lost_is_looked_for() {
     let _turn = live!();
     let program = fixture!("static");
-    let mut all = Finding::begin();
+    let mut all = Finding::begin(&program);
     // All on one CPU, so that its ring is too small for unread events.
     // SAFETY: takes no arguments and returns a number.
     let here = unsafe { libc::sched_getcpu() };
     let mut command = quiet("sh");
-    let script = "i=0; while [ $i -lt 500 ]; do /bin/true; i=$((i+1)); done; exec \"$0\" --hold 20";
+    let script = "i=0; while [ $i -lt 500 ]; do /bin/true; i=$((i+1)); done; exec \"$0\" --wait-for /nowhere";
     // SAFETY: between fork and exec only one system call, on stack memory.
     unsafe {
         command.pre_exec(move || {
@@ -299,7 +311,11 @@ fn what_was_lost_is_looked_for() {
         all.wait();
         all.finder.lost > 0
     });
-    all.pass(Duration::from_millis(700));
+    // A scan of all processes does not report it again. Only a scan finds a child, which it comes to after the others.
+    let parent = Target::start(&program, &["--fork", "1", "--child-hold", "1000"]);
+    wait_until("it has a child", || !children(parent.pid()).is_empty());
+    all.finder.look_again();
+    all.times(children(parent.pid())[0], 1);
     assert_eq!(all.of(target.pid()).len(), 1);
 }
 
@@ -307,7 +323,7 @@ fn what_was_lost_is_looked_for() {
 fn the_child_of_a_fork_drops_it_and_leaves_it_whole() {
     let _turn = live!();
     let program = fixture!("static");
-    let mut all = Finding::begin();
+    let mut all = Finding::begin(&program);
     // SAFETY: the child only drops its state, and exits without running other code of the test.
     let child = unsafe { libc::fork() };
     if child == 0 {
@@ -319,8 +335,7 @@ fn the_child_of_a_fork_drops_it_and_leaves_it_whole() {
     // SAFETY: writes one number.
     assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
     assert_eq!(status, 0);
-    let target = Target::start(program, &["--hold", "5"]);
-    all.times(target.pid(), 1);
+    all.catch_up(&program);
 }
 
 /// Set for the copy of this test that runs with system calls refused.
@@ -342,13 +357,13 @@ fn where_the_kernel_gives_no_notices_proc_is_looked_through() {
 
 fn refused() {
     let Some(dir) = common::fixture_dir("modern") else { skip!("fixture modern could not be built here") };
-    let base = dir.join("libfakeggml.so");
-    let before = Target::start(dir.join("fakellama"), &["--hold", "20"]);
+    let (base, fake) = (dir.join("libfakeggml.so"), dir.join("fakellama"));
+    let before = waiting(&fake);
     let mut all = Finding::new();
     let backend = all.finder.backend();
     assert!(!all.finder.is_told() && backend.contains("250 ms") && backend.contains("seccomp"), "{backend}");
     all.times(before.pid(), 1);
-    let after = Target::start(dir.join("fakellama"), &["--hold", "20"]);
+    let after = waiting(&fake);
     all.times(after.pid(), 1);
     let dir = tempfile::tempdir().expect("a directory");
     let Some(mut late) = script(dir.path()) else { skip!("no python3") };
@@ -357,47 +372,8 @@ fn refused() {
     late.tell("exec\n", 3);
     late.tell(&format!("load {}\n", base.display()), 4);
     all.times(late.pid(), 2);
-    all.pass(Duration::from_millis(600));
+    // Two more scans.
+    all.catch_up(&fake);
+    all.catch_up(&fake);
     assert_eq!([before.pid(), after.pid(), late.pid()].map(|p| all.of(p).len()), [1, 1, 2]);
-}
-
-/// CPU time of this thread, s.
-fn cpu() -> f64 {
-    // SAFETY: fills one plain struct.
-    let usage = unsafe {
-        let mut usage: libc::rusage = std::mem::zeroed();
-        libc::getrusage(libc::RUSAGE_THREAD, &raw mut usage);
-        usage
-    };
-    let s = |t: libc::timeval| t.tv_sec as f64 + t.tv_usec as f64 / 1e6;
-    s(usage.ru_utime) + s(usage.ru_stime)
-}
-
-/// Prints the finder's cost: idle, and with fifty short programs per second.
-#[test]
-fn what_it_costs() {
-    let _turn = live!();
-    let mut all = Finding::begin();
-    let kinds = [("idle", 0, 0), ("50 execs a second", 50, 20), ("execs one after the other", 500, 0)];
-    for (what, programs, pause) in kinds {
-        let starter = std::thread::spawn(move || {
-            for _ in 0..programs {
-                let begin = Instant::now();
-                let _ = quiet("true").status();
-                std::thread::sleep(Duration::from_millis(pause).saturating_sub(begin.elapsed()));
-            }
-        });
-        let (begin, used, told) = (Instant::now(), cpu(), all.finder.told);
-        while begin.elapsed() < Duration::from_secs(1) || !starter.is_finished() {
-            all.wait();
-        }
-        let time = begin.elapsed().as_secs_f64();
-        println!(
-            "{what}: {:.3} % of a core, {:.0} notices/s",
-            (cpu() - used) / time * 100.0,
-            (all.finder.told - told) as f64 / time
-        );
-        starter.join().expect("no panic");
-    }
-    assert_eq!(all.finder.lost, 0, "a second of short programs fits the rings");
 }

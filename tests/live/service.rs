@@ -2,13 +2,13 @@
 
 use crate::common;
 
-use std::collections::BTreeSet;
 use std::fs;
+use std::io::Write;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use common::live;
-use common::run::{signal_to, wait, wait_until};
+use common::run::{signal_to, wait};
 use common::seen::Seen;
 use common::service::Service;
 
@@ -17,6 +17,9 @@ const ALL: &str = "\n[[rule]]\nname = \"all\"\nexe = \"ENGINE\"\nbudget = \"100%
 
 /// An engine that reports its work when it exits.
 struct Engine(Child);
+
+/// The file that lets an engine of [`released`] begin.
+const GO: &str = "go";
 
 impl Engine {
     fn start(program: &Path, args: &[&str]) -> Engine {
@@ -45,6 +48,17 @@ impl Drop for Engine {
     }
 }
 
+/// One that computes once it is recorded, so that nothing is missed. Like a real one that loads its model first.
+fn released(service: &Service, args: &[&str]) -> Engine {
+    let go = service.path(GO);
+    let _ = fs::remove_file(&go);
+    let mut events = service.events();
+    let engine = Engine::start(&service.engine(), &[args, &["--wait-for", &go.to_string_lossy()]].concat());
+    events.wait_for(|e| e["event"] == "level" && e["pid"] == engine.pid());
+    fs::write(go, "").expect("written");
+    engine
+}
+
 /// `n` tokens of about 10 ms.
 fn slow(program: &Path, n: &str) -> Engine {
     Engine::start(program, &["-t", "1", "-p", "4", "-n", n, "--op-ns", "300000", "--sleep"])
@@ -59,28 +73,21 @@ fn each_run_is_recorded_from_its_first_call_to_its_end() {
     let _turn = live!();
     let mut service = Service::start("idle-timeout = \"1h\"", ALL);
     for n in 1..=2 {
-        // Like a real one, which loads its model first.
-        let args = ["--hold", "1", "-t", "1", "-p", "4", "-n", "80", "--op-ns", "300000", "--sleep"];
-        let engine = Engine::start(&service.engine(), &args);
+        let mut events = service.events();
+        let engine = released(&service, &["-t", "1", "-p", "4", "-n", "80", "--op-ns", "300000", "--sleep"]);
         let pid = engine.pid();
         let calls = engine.calls();
+        let file = events.wait_for(|e| e["event"] == "file");
+        assert_eq!(file["path"].as_str(), service.traces().last().and_then(|t| t.to_str()), "{file}");
         let state = service.wait_for_runs(n);
-        service.wait_for("its file is complete", |s| s["store"]["writing"] == 0);
         let run = &state["runs"][n as usize - 1];
         assert_eq!((run["pid"].as_u64(), run["rule"].as_str()), (Some(pid.into()), Some("all")));
         assert_eq!(run["ended"], "the process has ended");
         let all = service.seen();
         let seen = &all[n as usize - 1];
         seen.books_close();
-        let recorded = tokens(seen, pid);
-        assert!(recorded <= calls && recorded > 0, "{recorded} of {calls}");
-        // The second one gets a recorder that knows its file: nothing is missed.
-        assert!(n == 1 || recorded == calls, "{recorded} of {calls}: {}", service.log());
-        assert_eq!(
-            run["tokens"].as_u64(),
-            Some(recorded - u64::from(recorded == calls)),
-            "all but the prompt's"
-        );
+        assert_eq!((tokens(seen, pid), calls), (81, 81), "nothing is missed: {}", service.log());
+        assert_eq!(run["tokens"], 80, "all but the prompt's");
         assert_eq!(seen.footer().end, "no engine left");
     }
     assert_eq!(service.traces().len(), 2, "a file for each");
@@ -94,13 +101,12 @@ fn files_follow_each_other_and_nothing_is_between() {
     let service = Service::start("file-size = \"1MiB\"\nquota = \"3MiB\"", ALL);
     let engine = Engine::start(&service.engine(), &["-t", "2", "-p", "4", "-n", "5000", "--op-ns", "20000"]);
     let pid = engine.pid();
-    let mut sizes = BTreeSet::new();
     let mut most = 0;
-    wait_until("the engine has ended", || {
+    // Looked at with each event: one of them is that a file is complete, after which the next one grows.
+    service.wait_for("the engine has ended", |s| {
         let bytes: u64 = service.traces().iter().filter_map(|t| Some(t.metadata().ok()?.len())).sum();
         most = most.max(bytes);
-        sizes.insert(service.traces().len());
-        service.state()["counts"]["recorded"] == 1
+        s["counts"]["recorded"] == 1 && s["store"]["writing"] == 0
     });
     drop(engine);
     assert!(most <= 3 << 20, "{most} bytes: beyond the quota");
@@ -138,8 +144,8 @@ fn a_ring_is_written_when_asked_and_when_decoding_is_slow() {
     // It is never faster than that: the trigger fires.
     service.configure("", &format!("{rule}trigger-below = \"5000tok/s\"\n"));
     service.signal(libc::SIGHUP);
-    wait_until("the trigger has fired", || service.traces().len() == 2);
-    wait_until("and the file is told of", || service.log().contains("ring written to "));
+    service.wait_for_log("ring written to ", 1);
+    assert_eq!(service.traces().len(), 2, "{}", service.log());
     Seen::read(&service.traces()[1]).books_close();
     assert!(service.log().contains("tokens/s, below 5000"), "{}", service.log());
     assert!(service.ask("dump", &["-p", "1"]).stderr.contains("process 1 is not in a ring"));
@@ -289,14 +295,37 @@ impl Drop for NoPeaks {
     }
 }
 
+/// A machine whose CPUs are idle: whenever its `proc/stat` has been read, all time since is idle time.
+fn idle_cpus(dir: &Path) {
+    use rustix::fs::inotify::{CreateFlags, WatchFlags, add_watch, init};
+    let stat = dir.join("proc/stat");
+    fs::create_dir_all(dir.join("sys")).expect("made");
+    fs::create_dir_all(dir.join("proc")).expect("made");
+    fs::write(&stat, "cpu 0 0 0 0 0 0 0 0\n").expect("written");
+    let read = init(CreateFlags::CLOEXEC).expect("inotify");
+    add_watch(&read, &stat, WatchFlags::CLOSE_NOWRITE).expect("inotify");
+    std::thread::spawn(move || {
+        for idle in 1.. {
+            let came = rustix::io::read(&read, &mut [0; 4096]);
+            // Until the test removes it.
+            let file = fs::File::options().write(true).open(&stat);
+            let (Ok(_), Ok(mut file)) = (came, file) else { return };
+            writeln!(file, "cpu 0 0 0 {idle}00 0 0 0 0").expect("written");
+        }
+    });
+}
+
 /// An engine ends the measurement, whose place is taken when it is calm again; later recordings contain the peaks.
 #[test]
 fn what_the_machine_reaches_is_measured_while_no_engine_runs() {
     let _turn = live!();
     let _none = NoPeaks::begin();
-    let mut service = Service::start("peaks-after = \"1s\"\nidle-timeout = \"1s\"", ALL);
+    let dir = tempfile::tempdir().expect("a directory");
+    idle_cpus(dir.path());
+    let mut service = Service::start_in(dir, "peaks-after = \"1s\"\nidle-timeout = \"1s\"", ALL);
     let says = |service: &Service, what: &str, n: usize| {
-        wait_until(what, || service.log().matches(what).count() == n);
+        service.wait_for_log(what, n);
+        assert_eq!(service.log().matches(what).count(), n, "{}", service.log());
     };
     says(&service, "no engine runs: measuring what this machine reaches", 1);
     let engine = slow(&service.engine(), "200");

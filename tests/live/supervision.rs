@@ -83,11 +83,7 @@ fn file(state: &Value, pid: u32) -> Option<String> {
 
 /// Recorders of the service.
 fn recorders(service: &Service) -> Vec<u32> {
-    let out =
-        Command::new("ps").args(["--ppid", &service.child.id().to_string(), "-o", "pid=,comm="]).output();
-    let text = String::from_utf8(out.expect("ps").stdout).expect("numbers and names");
-    let recorders = text.lines().filter(|l| l.ends_with("profinfer-rec"));
-    recorders.filter_map(|l| l.split_ascii_whitespace().next()?.parse().ok()).collect()
+    service.processes("profinfer-rec")
 }
 
 #[test]
@@ -103,7 +99,7 @@ fn a_recorder_that_stands_still_is_killed_and_its_other_runs_go_on() {
     let before = file(&state, first.pid());
     signal_to(stuck, libc::SIGSTOP);
     let last = Target::start(&last, &LONG);
-    service.wait_for("it is killed", |_| service.log().contains("it has shown no sign of life for 5 s"));
+    service.wait_for_log("it has shown no sign of life for 5 s", 1);
     let state = service.wait_for("another goes on", |s| {
         let now = file(s, first.pid());
         tokens(s, first.pid()) > 20 && now.is_some() && now != before
@@ -126,7 +122,7 @@ fn sixteen_sleepers_of_nobody_keep_nobody_else_out() {
     let _turn = live!();
     let service = serve("");
     let engine = service.engine();
-    let mut sleepers = Nobodys::run(17, &engine, &["--hold", "1000"]);
+    let mut sleepers = Nobodys::run(17, &engine, &["--wait-for", "/nowhere/at/all"]);
     let state = service.wait_for("sixteen have a place, and one waits", |s| {
         let runs = s["runs"].as_array().map_or(0, Vec::len);
         (runs, s["counts"]["waiting"].as_u64()) == (16, Some(1))
@@ -167,7 +163,7 @@ fn a_recorder_of_nobodys_that_dies_again_and_again_costs_root_nothing() {
         let its: Vec<u32> = recorders(&service).into_iter().filter(|pid| !roots.contains(pid)).collect();
         assert_eq!(its.len(), 1, "one recorder for each user: {}", service.log());
         signal_to(its[0], libc::SIGKILL);
-        service.wait_for("its end is told", |_| service.log().matches("has died").count() == deaths);
+        service.wait_for_log("has died", deaths);
     }
     assert_eq!(recorders(&service).iter().filter(|pid| roots.contains(pid)).count(), 1, "it is the same one");
     let state = service.state();
