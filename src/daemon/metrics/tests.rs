@@ -386,7 +386,8 @@ proptest! {
 #[test]
 fn samples_for_other_programs() {
     // The test program is in target/debug/deps.
-    let target = std::env::current_exe().expect("this test").ancestors().nth(3).map(|dir| dir.join("tests/metrics"));
+    let target =
+        std::env::current_exe().expect("this test").ancestors().nth(3).map(|dir| dir.join("tests/metrics"));
     let dir = std::env::var_os("PROFINFER_METRICS_SAMPLES").map(Into::into).or(target).expect("a directory");
     std::fs::create_dir_all(&dir).expect("made");
     let write = |name: &str, text: &str| std::fs::write(dir.join(name), text).expect("written");
