@@ -97,17 +97,22 @@ class Server:
         return json.loads(sh([self.bed.profinfer, "report", "--json", self.trace]))
 
     def frames(self):
-        """Those that `top` has written so far."""
+        """Those that `top` has written."""
         with open(self.log.name) as log:
-            return [json.loads(line) for line in log if line.startswith("{") and line.endswith("\n")]
+            return [json.loads(line) for line in log if line.startswith("{")]
 
     def wait_for_frame(self, told):
         """Waits until `top` has shown the request of which the server says this."""
         deadline = time.monotonic() + LONG
-        while not any(figures(row) == server_figures(told) for frame in self.frames() for row in frame["requests"]):
-            if time.monotonic() > deadline:
-                raise Failure(f"no frame has the request {told}: {self.frames()[-1:]}")
-            time.sleep(0.05)
+        with open(self.log.name) as log:
+            while time.monotonic() < deadline:
+                begin, line = log.tell(), log.readline()
+                if not line.endswith("\n"):
+                    log.seek(begin)
+                    time.sleep(0.05)
+                elif line.startswith("{") and server_figures(told) in map(figures, json.loads(line)["requests"]):
+                    return
+        raise Failure(f"no frame has the request {told}: {line}")
 
 
 def figures(row):
