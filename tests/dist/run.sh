@@ -133,7 +133,7 @@ panics() { # target
     # In a shell of its own, whose word about the abort goes to the log.
     said=$(bash -c '"$@"' - "${runner[@]}" "$program" 2>"$work/log") || status=$?
     [ "$status" = 134 ] && [ -z "$said" ] || fail "$1: a panic in a thread did not abort (exit code $status): $said"
-    grep -q 'panicked at tests/dist/panic/src/main.rs:' "$work/log" && grep -q 'index out of bounds' "$work/log" ||
+    grep -q 'panicked at tests/dist/panic/src/lib.rs:' "$work/log" && grep -q 'index out of bounds' "$work/log" ||
         { cat "$work/log" >&2; fail "$1: a panic was not printed"; }
 }
 
