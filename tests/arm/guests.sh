@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# What guests (tests/kernels) run besides dist/, unoptimised:
-#   programs   profinfer and ggml-runner, for checks that need no speed: target/tests/arm64/programs
-#   units      the unit tests of profinfer and its crates: target/tests/arm64/units/CRATE
+# What guests (tests/kernels) run besides dist/:
+#   programs   profinfer and ggml-runner, with the profile of development: target/tests/arm64/programs
+#   units      the unit tests of profinfer and its crates, unoptimised: target/tests/arm64/units/CRATE
 #
 # usage: guests.sh programs|units...
 set -euo pipefail
@@ -10,12 +10,13 @@ cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 crates="profinfer common pfi ggml runner analysis render tune"
 strip=$(command -v llvm-strip || compgen -c llvm-strip- | sort -V | tail -n 1)
 
-# Names of functions stay. A guest keeps its files in memory.
-stripped() { "$strip" --strip-debug -o "$2" "$1"; }
+# As cross/dist.sh does it: exported names stay. A guest keeps its files in memory.
+stripped() { "$strip" --strip-debug --discard-all -o "$2" "$1"; }
 
+# Without optimization the runner's accessors cannot be decoded, and looking for probe points takes ten seconds.
 programs() {
     local name
-    tests/arm/cargo.sh build --locked --no-default-features --features vendored --bins
+    cross/cargo.sh aarch64-unknown-linux-musl build --locked --no-default-features --features vendored --bins
     for name in profinfer ggml-runner; do
         stripped "${CARGO_TARGET_DIR:-target}/aarch64-unknown-linux-musl/debug/$name" "$out/$name"
     done

@@ -262,7 +262,7 @@ mod tests {
         let (reader, events) = piped();
         let why = "x".repeat(1000);
         (0..1000).for_each(|_| events.send(&Event::Level { from: None, to: "op", why: &why }));
-        let mut first = vec![0; 60_000];
+        let mut first = vec![0; 40_000];
         (&reader).read_exact(&mut first).expect("what had room");
         // Longer than a pipe takes at once.
         events.send(&Event::Stopping { why: &why.repeat(5) });
