@@ -159,15 +159,19 @@ test-arm: | setup ## test the kernels and ggml-runner for AArch64 on processors 
 
 images: | setup ## download or build the kernels for test-arm64 into the cache (takes minutes the first time)
 	$(call say,kernels and programs for guests)
-	@cross/qemu/images.sh || { echo "some images are missing: checks that need them are skipped" >&2; \
+	@cross/qemu/images.sh $(IMAGES) || { echo "some images are missing: checks that need them are skipped" >&2; \
 	    [ "$${PROFINFER_REQUIRE:-}" != 1 ] && [ "$${CI:-}" != true ]; }
 
 guests-short: ## record and doctor on one old and one new arm64 kernel in QEMU
-	@$(MAKE) --no-print-directory test-arm64
+	@$(MAKE) --no-print-directory images IMAGES="busybox 5.10 7.2"
+	tests/arm/guests.sh programs
+	$(call say,two arm64 kernels)
+	python3 tests/kernels/matrix.py --short --binaries target/tests/arm64/programs
 
 test-arm64: images ## test both programs on real arm64 kernels in QEMU, 5.10 to 7.2: one row per kernel
 	@$(MAKE) --no-print-directory dist TARGETS=aarch64-unknown-linux-musl
 	ARCH=aarch64 tests/fixtures/build.sh target/tests/arm64/fixtures
+	tests/arm/guests.sh units
 	$(call say,arm64 kernels)
 	python3 tests/kernels/matrix.py
 

@@ -32,6 +32,8 @@ PARTS = [
     Part("kill", "kill", "recorders and services killed or refused at a system call", 4),
 ]
 BY_NAME = {part.name: part for part in PARTS}
+# Checks of the first are among those of the second.
+CONTAINED = {"guests-short": "guests"}
 SHORT = [part for part in PARTS if not part.turn]
 REST = [part for part in PARTS if part.turn]
 TURNS = max(part.turn for part in PARTS)

@@ -24,7 +24,7 @@ from pathlib import Path
 import choose
 import deps
 from kernel import Watch
-from parts import PARTS, SHORT
+from parts import CONTAINED, PARTS, SHORT
 
 OUT = choose.ROOT / "target" / "tests" / "suite"
 RUNNING = OUT / "running"
@@ -144,6 +144,8 @@ def main(arguments):
     except LookupError as wrong:
         print(f"run.py: {wrong.args[0]}", file=sys.stderr)
         return 2
+    names = {part.name for part in parts}
+    parts = [part for part in parts if CONTAINED.get(part.name) not in names]
     print("parts:", ", ".join(part.name for part in parts))
     for line in told:
         print(f"  {line}")
@@ -159,7 +161,7 @@ def main(arguments):
         return 1
     if keep:
         keep()
-    if set(SHORT) <= set(parts):
+    if {"unit", "live"} <= names:
         deps.attempt(deps.save)
     return 0
 
