@@ -164,14 +164,13 @@ images: | setup ## download or build the kernels for test-arm64 into the cache (
 
 guests-short: ## record and doctor on one old and one new arm64 kernel in QEMU
 	@$(MAKE) --no-print-directory images IMAGES="busybox 5.10 7.2"
-	tests/arm/guests.sh programs
+	@$(MAKE) --no-print-directory dist TARGETS=aarch64-unknown-linux-musl
 	$(call say,two arm64 kernels)
-	python3 tests/kernels/matrix.py --short --binaries target/tests/arm64/programs
+	python3 tests/kernels/matrix.py --short
 
 test-arm64: images ## test both programs on real arm64 kernels in QEMU, 5.10 to 7.2: one row per kernel
 	@$(MAKE) --no-print-directory dist TARGETS=aarch64-unknown-linux-musl
 	ARCH=aarch64 tests/fixtures/build.sh target/tests/arm64/fixtures
-	tests/arm/guests.sh units
 	$(call say,arm64 kernels)
 	python3 tests/kernels/matrix.py
 
