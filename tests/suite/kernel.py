@@ -9,8 +9,8 @@ from pathlib import Path
 TAINTED = Path("/proc/sys/kernel/tainted")
 # Documentation/admin-guide/tainted-kernels.rst: bit 7, the kernel died recently (an oops or a BUG).
 DIED = 1 << 7
-# Where a report begins, and where a warning ends.
-OOPS = re.compile(r"BUG: |Oops: |Internal error: |general protection fault|kernel BUG at ")
+# Where a report begins, and where a warning ends. A lockup or a stall is no oops: a busy machine has them, too.
+OOPS = re.compile(r"BUG: (unable to handle|kernel NULL|KASAN|Bad page)|Oops: |Internal error: |general protection fault|kernel BUG at ")
 WARNING = re.compile(r"WARNING: ")
 END = "---[ end trace"
 # Functions of uprobes, tracing, perf and BPF, as a stack names them. Not those that print the stack itself.

@@ -49,6 +49,7 @@ class Kernel(unittest.TestCase):
         self.assertEqual([severe for severe, _ in report(text)], [False])
 
     def test_other_lines_are_nothing(self):
+        self.assertEqual(report("BUG: workqueue lockup - pool cpus=1 node=0 flags=0x0 nice=0 stuck for 30s!"), [])
         self.assertEqual(report("uprobe: profinfer:4711 failed to unregister, leaking uprobe\neth0: link up"), [])
 
 
