@@ -519,9 +519,14 @@ fn a_file_is_probed_before_any_process_runs() {
     let _turn = live!();
     for name in ["modern", "static-pie"] {
         let program = fixture!(name);
+        let dir = tempfile::tempdir().expect("a directory");
+        let go = dir.path().join("go");
         let recorder = Recorder::start(&["--exe", program.to_str().expect("a path")]);
         recorder.wait_for_probes();
-        let said = Target::start::<&str>(&program, &[]).said();
+        let target = Target::start(&program, &["--hold-for", go.to_str().expect("a path")]);
+        wait_until("it is followed", || processes_so_far(&recorder.trace) == 1);
+        std::fs::write(&go, "").expect("go");
+        let said = target.said();
         recorder.signal(libc::SIGINT);
         let seen = recorder.finish().seen();
         assert_eq!(seen.footer().end, "signal");

@@ -98,8 +98,9 @@ fn each_run_is_recorded_from_its_first_call_to_its_end() {
 #[test]
 fn files_follow_each_other_and_nothing_is_between() {
     let _turn = live!();
-    let service = Service::start("file-size = \"1MiB\"\nquota = \"3MiB\"", ALL);
-    let engine = Engine::start(&service.engine(), &["-t", "2", "-p", "4", "-n", "5000", "--op-ns", "20000"]);
+    // Twice what a recorder may read at once: one that is late on a busy machine must still find room in its file.
+    let service = Service::start("file-size = \"4MiB\"\nquota = \"12MiB\"", ALL);
+    let engine = Engine::start(&service.engine(), &["-t", "2", "-p", "4", "-n", "12000", "--op-ns", "20000"]);
     let pid = engine.pid();
     let mut most = 0;
     // Looked at with each event: one of them is that a file is complete, after which the next one grows.
@@ -109,7 +110,7 @@ fn files_follow_each_other_and_nothing_is_between() {
         s["counts"]["recorded"] == 1 && s["store"]["writing"] == 0
     });
     drop(engine);
-    assert!(most <= 3 << 20, "{most} bytes: beyond the quota");
+    assert!(most <= 12 << 20, "{most} bytes: beyond the quota");
     let all = service.seen();
     assert!(all.len() >= 2, "{} files", all.len());
     let mut next = None;
@@ -147,7 +148,7 @@ fn a_ring_is_written_when_asked_and_when_decoding_is_slow() {
     service.wait_for_log("ring written to ", 1);
     assert_eq!(service.traces().len(), 2, "{}", service.log());
     Seen::read(&service.traces()[1]).books_close();
-    assert!(service.log().contains("tokens/s, below 5000"), "{}", service.log());
+    assert!(service.log().contains(" below 5000"), "{}", service.log());
     assert!(service.ask("dump", &["-p", "1"]).stderr.contains("process 1 is not in a ring"));
     // A ring outlives its run, and is still named after it.
     let of_it = format!("-{}.pfi", engine.pid());
