@@ -81,8 +81,16 @@ fn mapper(dir: &Path, kind: &str, number: u32) -> Option<Target> {
 /// Requests the status repeatedly until stopped, and has an answer each time; returns the longest time to one, to be
 /// printed: some milliseconds on an idle machine.
 fn longest(service: &Service, during: impl FnOnce()) -> Duration {
+    /// Also when `during` fails: the scope waits for its threads.
+    struct Over<'a>(&'a AtomicBool);
+    impl Drop for Over<'_> {
+        fn drop(&mut self) {
+            self.0.store(true, Ordering::SeqCst);
+        }
+    }
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
+        let end = Over(&over);
         let asker = scope.spawn(|| {
             let mut most = Duration::ZERO;
             while !over.load(Ordering::SeqCst) {
@@ -95,15 +103,22 @@ fn longest(service: &Service, during: impl FnOnce()) -> Duration {
             most
         });
         during();
-        over.store(true, Ordering::SeqCst);
+        drop(end);
         asker.join().expect("answers")
     })
 }
 
-/// Runs root's engine to its end; the service must have recorded it.
+/// Runs root's engine to its end, from when it is followed; the service must have recorded it.
 fn record_one(service: &Service, n: u64) {
-    let args = ["-n", "200", "-t", "2", "--op-ns", "200000", "--sleep"];
+    let go = service.path("go");
+    // There is none before the first engine.
+    drop(fs::remove_file(&go));
+    let hold = ["--hold-for", go.to_str().expect("UTF-8")];
+    let args = [&["-n", "200", "-t", "2", "--op-ns", "200000", "--sleep"], &hold[..]].concat();
+    let mut events = service.events();
     let engine = Target::start(service.engine(), &args);
+    events.wait_for(|e| e["event"] == "level" && e["pid"] == engine.pid());
+    fs::write(go, "").expect("written");
     let said = engine.said();
     assert!(said["calls"]["llama_decode"].as_u64() > Some(0), "{said}");
     let begin = Instant::now();
