@@ -7,6 +7,7 @@ changed; it is stopped there.
 
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -20,14 +21,15 @@ CLIPPY = ["cargo", "clippy", "--locked", "--workspace", "--all-targets", "--verb
 
 def compiled():
     """Packages that cargo begins to compile, the first of PACKAGE last."""
-    child = subprocess.Popen(CLIPPY, cwd=ROOT, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+    # A group of its own: cargo runs in a child of clippy's.
+    child = subprocess.Popen(CLIPPY, cwd=ROOT, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, start_new_session=True)
     found = []
     for line in child.stderr:
         if begun := re.match(r"\s*(?:Checking|Compiling) (\S+)", line):
             found.append(begun[1])
             # The package's build script, which knows the commit, comes before it.
             if begun[1] == PACKAGE and line.lstrip().startswith("Checking"):
-                child.terminate()
+                os.killpg(child.pid, signal.SIGTERM)
                 break
     child.wait()
     return found
