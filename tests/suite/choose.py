@@ -1,4 +1,5 @@
-"""Which parts a run holds: those of `make test`, those of the rest that a change can touch, and a turn of the others."""
+"""Which parts a run holds: those of `make test`, those of the rest that a change can touch, and a turn of the others; of the
+rest as many as its time allows. What was left out is owed: the next run begins with it."""
 
 import json
 import os
@@ -8,7 +9,8 @@ from pathlib import Path
 from parts import BY_NAME, EVERYTHING, REST, SHORT, TURNS, touched
 
 ROOT = Path(__file__).resolve().parents[2]
-# The commit whose parts passed last here, and the run in which each turn came last: outside the tree, for the next clone.
+# The commit whose parts passed last here, the run in which each turn came last, and the parts that are owed: outside the
+# tree, for the next clone.
 STATE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "profinfer" / "suite.json"
 # Without a commit that passed: a change is what is younger than this.
 RECENT = "1 day ago"
@@ -28,19 +30,21 @@ class State:
         try:
             found = json.loads(path.read_text())
             self.passed, self.run, self.turns = str(found["passed"]), int(found["run"]), dict(found["turns"])
+            self.owed = [name for name in found["owed"] if name in BY_NAME]
         except (OSError, ValueError, KeyError, TypeError):
-            self.passed, self.run, self.turns = "", 0, {}
+            self.passed, self.run, self.turns, self.owed = "", 0, {}, []
 
     def next_turn(self):
         """The turn that came longest ago."""
         return min(range(1, TURNS + 1), key=lambda turn: (int(self.turns.get(str(turn), 0)), turn))
 
-    def keep(self, commit, turn):
-        """After a run that passed."""
+    def keep(self, commit, turn, owed):
+        """After a run that passed, without the parts in `owed`."""
         run = self.run + 1
         self.path.parent.mkdir(parents=True, exist_ok=True)
         new = self.path.with_suffix(".new")
-        new.write_text(json.dumps({"passed": commit, "run": run, "turns": self.turns | {str(turn): run}}))
+        found = {"passed": commit, "run": run, "turns": self.turns | {str(turn): run}, "owed": owed}
+        new.write_text(json.dumps(found))
         new.rename(self.path)
 
 
@@ -59,20 +63,20 @@ def by_change(state):
     base, why = base_of(state)
     changed = git("diff", "--name-only", base, "HEAD") if base else None
     turn = state.next_turn()
-    reasons = {}
-    for path in changed if changed is not None else ["(all files)"]:
-        for name in (touched(path) or []) if changed is not None else EVERYTHING.split():
-            reasons.setdefault(name, path)
+    reasons = {name: "left out of the last run" for name in state.owed}
     for part in REST:
         if part.turn == turn:
             reasons.setdefault(part.name, f"turn {turn} of {TURNS}")
+    for path in changed if changed is not None else ["(all files)"]:
+        for name in (touched(path) or []) if changed is not None else EVERYTHING.split():
+            reasons.setdefault(name, path)
     number = "all" if changed is None else len(changed)
     told = [f"compared with {(base or 'nothing')[:12]} ({why}): {number} files changed"]
-    told += [f"{name}: {reasons[name]}" for name in (p.name for p in REST) if name in reasons]
+    told += [f"{name}: {why}" for name, why in reasons.items()]
     left = [part.name for part in REST if part.name not in reasons]
     if left:
         told.append(f"not in this run: {', '.join(left)}")
-    return SHORT + [part for part in REST if part.name in reasons], told, turn
+    return SHORT + [BY_NAME[name] for name in reasons], told, turn
 
 
 def by_names(names):

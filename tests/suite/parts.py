@@ -12,6 +12,8 @@ class Part:
     about: str
     # 0: a part of `make test`. Else its turn: parts of the rest that a change does not touch run in one of TURNS runs.
     turn: int = 0
+    # About how long it takes with two processors and nothing compiled: a run of a change begins none that it cannot end.
+    minutes: int = 0
 
 
 PARTS = [
@@ -20,20 +22,18 @@ PARTS = [
     Part("service", "test-service", "files, installation and metrics of the service"),
     Part("live", "live", "recordings of live engines, and the service"),
     Part("guests-short", "guests-short", "record and doctor on one old and one new arm64 kernel"),
-    Part("guests", "test-arm64", "all checks on arm64 kernels", 1),
-    Part("arm", "test-arm", "kernels and ggml-runner on emulated AArch64 processors", 2),
-    Part("dist", "test-dist", "static files", 3),
-    Part("no-agent", "no-agent", "build and tests without the recorder", 3),
-    Part("rustdoc", "rustdoc", "links and code of the documentation comments", 3),
-    Part("devices", "devices", "layers and backends of devices in software", 4),
-    Part("server", "server", "a distribution's llama-server and Vulkan build", 4),
-    Part("browser", "browser", "pages in a browser", 4),
-    Part("spark", "spark", "docs/SQL.md in Apache Spark", 4),
-    Part("kill", "kill", "recorders and services killed or refused at a system call", 4),
+    Part("guests", "test-arm64", "all checks on arm64 kernels", 1, 16),
+    Part("arm", "test-arm", "kernels and ggml-runner on emulated AArch64 processors", 2, 10),
+    Part("dist", "test-dist", "static files", 3, 9),
+    Part("no-agent", "no-agent", "build and tests without the recorder", 3, 8),
+    Part("rustdoc", "rustdoc", "links and code of the documentation comments", 3, 4),
+    Part("devices", "devices", "layers and backends of devices in software", 4, 5),
+    Part("server", "server", "a distribution's llama-server and Vulkan build", 4, 5),
+    Part("browser", "browser", "pages in a browser", 4, 3),
+    Part("spark", "spark", "docs/SQL.md in Apache Spark", 4, 3),
+    Part("kill", "kill", "recorders and services killed or refused at a system call", 4, 4),
 ]
 BY_NAME = {part.name: part for part in PARTS}
-# Checks of the first are among those of the second.
-CONTAINED = {"guests-short": "guests"}
 SHORT = [part for part in PARTS if not part.turn]
 REST = [part for part in PARTS if part.turn]
 TURNS = max(part.turn for part in PARTS)

@@ -82,9 +82,19 @@ class Choice(unittest.TestCase):
             for _ in range(3 * parts.TURNS):
                 state = choose.State(path)
                 turns.append(state.next_turn())
-                state.keep("commit", turns[-1])
+                state.keep("commit", turns[-1], ["arm"])
+            self.assertEqual(choose.State(path).owed, ["arm"])
         for first in range(len(turns) - parts.TURNS):
             self.assertEqual(set(turns[first : first + parts.TURNS]), {part.turn for part in parts.REST})
+
+    def test_what_was_left_out_comes_first(self):
+        self.tracked()
+        with tempfile.TemporaryDirectory() as directory:
+            path = Path(directory) / "suite.json"
+            choose.State(path).keep(choose.git("rev-parse", "HEAD")[0], 4, ["spark", "arm"])
+            chosen, told, turn = choose.by_change(choose.State(path))
+        names = [part.name for part in chosen[len(parts.SHORT) :]]
+        self.assertEqual((names, turn), (["spark", "arm", "guests"], 1), told)
 
     def test_a_damaged_state_is_that_of_a_new_machine(self):
         with tempfile.TemporaryDirectory() as directory:
@@ -92,7 +102,7 @@ class Choice(unittest.TestCase):
             for text in ["", "{", "[]", '{"passed": "x", "run": "y", "turns": {}}']:
                 path.write_text(text)
                 state = choose.State(path)
-                self.assertEqual((state.passed, state.run, state.turns), ("", 0, {}), text)
+                self.assertEqual((state.passed, state.run, state.turns, state.owed), ("", 0, {}, []), text)
 
     def test_each_part_is_a_target_of_the_makefile(self):
         makefile = (choose.ROOT / "Makefile").read_text()
