@@ -394,7 +394,7 @@ mod tests {
         assert_eq!((&end["event"], &end["tokens"]), (&"end".into(), &5.into()));
         one.ended = None;
         let lines = watch.progress([&one].into_iter(), begin + 3 * S);
-        assert_eq!(names(&lines), ["run", "first_token"], "another");
+        assert_eq!(names(&lines), ["run", "level", "first_token"], "another");
     }
 
     #[test]

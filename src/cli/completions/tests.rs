@@ -16,6 +16,7 @@ const OTHERS: &[&str] = &[
     "A..B",
     "ADDRESS",
     "CPU",
+    "FD",
     "GB/S",
     "INIT",
     "ISA",
