@@ -30,7 +30,7 @@ sources() {
 # For size, like the files for boards.
 build() { # directory with zlib, elfutils and libbpf
     cd "$1"
-    export CFLAGS="-Os $pic -ffunction-sections -fdata-sections -ffile-prefix-map=$1=. -I$1/zlib"
+    export CFLAGS="$size $pic -ffunction-sections -fdata-sections -ffile-prefix-map=$1=. -I$1/zlib"
     (cd zlib && ./configure --static && make -j"$(nproc)" libz.a)
     (
         cd elfutils
@@ -44,6 +44,8 @@ build() { # directory with zlib, elfutils and libbpf
     mv zlib/libz.a elfutils/libelf/libelf.a made/
 }
 
+# As rustc's opt-level "z"; not every gcc has it.
+case $CC in *clang*) size=-Oz ;; *) size=-Os ;; esac
 # Build scripts are position-independent, the static programs are not.
 case $target in *-musl) pic= ;; *) pic=-fPIC ;; esac
 from=$(sources)
