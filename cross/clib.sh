@@ -45,7 +45,7 @@ build() { # directory with zlib, elfutils and libbpf
 }
 
 # As rustc's opt-level "z"; not every gcc has it.
-case $CC in *clang*) size=-Oz ;; *) size=-Os ;; esac
+case $("$CC" --version) in *clang*) size=-Oz ;; *) size=-Os ;; esac
 # Build scripts are position-independent, the static programs are not.
 case $target in *-musl) pic= ;; *) pic=-fPIC ;; esac
 from=$(sources)
