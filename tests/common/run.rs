@@ -13,7 +13,7 @@ use serde_json::Value;
 
 use super::seen::Seen;
 pub use super::waiting::wait;
-use super::waiting::{EventPipe, PATIENCE, wait_for_change};
+use super::waiting::{EventPipe, OwnChild, PATIENCE, wait_for_change};
 
 /// A finished recording.
 pub struct Run {
@@ -49,7 +49,7 @@ pub fn profinfer() -> Command {
 
 /// `profinfer record -o FILE ARGS`, running; all its output is kept.
 pub struct Recorder {
-    pub child: Child,
+    pub child: OwnChild,
     pub trace: PathBuf,
     events: Option<EventPipe>,
     dir: tempfile::TempDir,
@@ -71,7 +71,7 @@ impl Recorder {
         let trace = dir.path().join("run.pfi");
         command.arg("record").arg("-o").arg(&trace);
         let events = events.then(|| EventPipe::given_to(&mut command));
-        Recorder { child: spawn(command.args(args), dir.path()), trace, events, dir }
+        Recorder { child: OwnChild(spawn(command.args(args), dir.path())), trace, events, dir }
     }
 
     pub fn signal(&self, signal: i32) {
@@ -103,6 +103,13 @@ impl Recorder {
     pub fn wait_for_attached(&self, pid: u32) -> Value {
         let of_it = |event: &Value| event["event"] == "attached" && event["pid"] == pid;
         self.wait_for_event_where(&format!("process {pid} is probed"), of_it)
+    }
+
+    /// Waits until two processes are probed.
+    pub fn wait_for_two_attached(&self) {
+        let one = self.wait_for_event("attached");
+        let other = |event: &Value| event["event"] == "attached" && event["pid"] != one["pid"];
+        self.wait_for_event_where("a second process is probed", other);
     }
 
     /// Waits for something that its files show: trace and output.

@@ -8,11 +8,6 @@ use pfi::Trace;
 use pfi::record::Tensor;
 use pfi::record::{CpuGraph, Footer, KindCount, RungRecord};
 
-/// Processes in a trace that is being written.
-pub fn processes_so_far(path: &Path) -> usize {
-    Trace::open(path).map_or(0, |trace| load::load(&trace, &LoadProgress::default()).processes.len())
-}
-
 /// A trace, read completely.
 pub struct Seen {
     pub all: Loaded<'static>,

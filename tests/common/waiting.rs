@@ -170,3 +170,38 @@ pub fn wait(child: &mut Child) -> std::process::ExitStatus {
     assert!(ended, "process {} does not end", child.id());
     status
 }
+
+/// A child that does not outlive its test, also one that fails: others would meet its probes.
+pub struct OwnChild(pub Child);
+
+impl std::ops::Deref for OwnChild {
+    type Target = Child;
+
+    fn deref(&self) -> &Child {
+        &self.0
+    }
+}
+
+impl std::ops::DerefMut for OwnChild {
+    fn deref_mut(&mut self) -> &mut Child {
+        &mut self.0
+    }
+}
+
+impl Drop for OwnChild {
+    fn drop(&mut self) {
+        if !self.0.try_wait().is_ok_and(|status| status.is_none()) {
+            return;
+        }
+        // A recorder then removes its probes and ends its command; one that stands still must go on for it.
+        for signal in [libc::SIGTERM, libc::SIGCONT] {
+            // SAFETY: a plain system call; the child is ours and was not reaped.
+            unsafe { libc::kill(self.0.id() as i32, signal) };
+        }
+        if let Some(fd) = pidfd(self.0.id()) {
+            readable(&[fd.as_fd()], Instant::now() + PATIENCE);
+        }
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}

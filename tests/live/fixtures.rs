@@ -8,11 +8,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
-use analysis::load::{LoadProgress, load};
 use common::run::{Recorder, Run, Target, record, wait_until};
-use common::seen::{Seen, processes_so_far};
+use common::seen::Seen;
 use common::{expect, fixture, live, truth};
-use pfi::Trace;
 use serde_json::Value;
 
 /// The target's counts against those in the trace.
@@ -101,11 +99,6 @@ fn fakellama(variant: &str) -> Option<PathBuf> {
     common::fixture_dir(variant).map(|dir| dir.join("fakellama"))
 }
 
-/// A part of the path of a variant's file that is probed last.
-fn probed_file(name: &str) -> String {
-    format!("/{name}/{}", if name == "late" { "libfakeggml-cpu.so" } else { "" })
-}
-
 /// Targets that wait for a file each, and a recorder that has probed all of their files.
 struct Waiting {
     dir: tempfile::TempDir,
@@ -126,14 +119,9 @@ impl Waiting {
         let targets: Vec<Target> = work.iter().enumerate().map(target).collect();
         let pids = targets.iter().map(|t| t.pid().to_string()).collect::<Vec<_>>().join(",");
         let recorder = Recorder::start(&[options, &["-p", &pids]].concat());
-        let files: Vec<String> = work.iter().map(|(name, _)| probed_file(name)).collect();
-        wait_until("all of them are probed", || {
-            let trace = Trace::open(&recorder.trace);
-            trace.is_ok_and(|t| {
-                let probes = load(&t, &LoadProgress::default()).probes;
-                files.iter().all(|file| probes.iter().any(|p| p.module.contains(file)))
-            })
-        });
+        for target in &targets {
+            recorder.wait_for_attached(target.pid());
+        }
         Waiting { dir, targets, recorder }
     }
 
@@ -524,7 +512,7 @@ fn a_file_is_probed_before_any_process_runs() {
         let recorder = Recorder::start(&["--exe", program.to_str().expect("a path")]);
         recorder.wait_for_probes();
         let target = Target::start(&program, &["--hold-for", go.to_str().expect("a path")]);
-        wait_until("it is followed", || processes_so_far(&recorder.trace) == 1);
+        recorder.wait_for_attached(target.pid());
         std::fs::write(&go, "").expect("go");
         let said = target.said();
         recorder.signal(libc::SIGINT);
@@ -575,7 +563,7 @@ fn children_of_the_command_are_recorded() {
     let go = dir.path().join("go");
     let engine = format!("{} --hold-for {} -n 50", program.display(), go.display());
     let recorder = Recorder::start(&["--", "sh", "-c", &format!("({engine} & {engine}; wait)")]);
-    wait_until("both are followed", || processes_so_far(&recorder.trace) == 2);
+    recorder.wait_for_two_attached();
     std::fs::write(&go, "").expect("go");
     let run = recorder.finish();
     let seen = run.seen();

@@ -9,7 +9,7 @@ use std::process::Command;
 
 use common::endless::endless;
 use common::run::{Recorder, Run, Target, profinfer, record, signal_to, wait_until};
-use common::seen::{Seen, processes_so_far};
+use common::seen::Seen;
 use common::truth::{self, Node};
 use common::{driver, engine, fixture, live, model, skip};
 use pfi::record::SourceKind;
@@ -198,7 +198,7 @@ fn children_are_followed() {
     let engine = format!("{} --hold-for {} -n 5", program.display(), go.display());
     let recorder =
         Recorder::start(&["--source", "perf", "--", "sh", "-c", &format!("({engine} & {engine}; wait)")]);
-    wait_until("both are followed", || processes_so_far(&recorder.trace) == 2);
+    recorder.wait_for_two_attached();
     std::fs::write(&go, "").expect("go");
     let seen = recorder.finish().seen();
     seen.complete();

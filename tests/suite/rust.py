@@ -61,7 +61,7 @@ def say_running(running):
         Path(place).write_text("\n".join(sorted(running)))
 
 
-def run(program, filters, ended=lambda name, event, seconds: None):
+def run(program, filters, ended=lambda name, event, seconds, output: None):
     """The outcome of a program's tests; `ended` is called after each."""
     # libtest's machine-readable output is unstable; the variable admits it to a stable toolchain's.
     environment = dict(os.environ, RUSTC_BOOTSTRAP="1", CARGO_MANIFEST_DIR=str(program.directory))
@@ -85,11 +85,13 @@ def run(program, filters, ended=lambda name, event, seconds: None):
         elif what in ("ok", "failed", "ignored"):
             running.discard(name)
             note(outcome, event)
-            ended(name, what, event.get("exec_time") or 0)
+            ended(name, what, event.get("exec_time") or 0, event.get("stdout", ""))
         say_running(running)
     code = child.wait()
     if code and not outcome.failed:
-        outcome.failed.append((", ".join(sorted(running)) or program.name, f"the test program ended with {code}"))
+        names, output = ", ".join(sorted(running)) or program.name, f"the test program ended with {code}"
+        outcome.failed.append((names, output))
+        ended(names, "failed", 0, output)
     return outcome
 
 
@@ -112,8 +114,6 @@ def append(variable, lines):
 
 
 def report(program, outcome, seconds):
-    for name, output in outcome.failed:
-        print(f"\n---- FAILED {program.name} {name}\n{output.rstrip()}", flush=True)
     for name, why in outcome.skipped:
         print(f"skipped: {program.name} {name}: {why}")
     parts = [f"{outcome.passed} passed", f"{len(outcome.failed)} failed", f"{len(outcome.skipped)} skipped"]
@@ -134,7 +134,9 @@ def main(arguments):
         return 0
     total, failed = 0, 0
 
-    def ended(name, what, seconds):
+    def ended(name, what, seconds, output):
+        if what == "failed":
+            print(f"\n---- FAILED {name}\n{output.rstrip()}", flush=True)
         if "--serial" in flags or seconds > SLOW:
             print(f"  {what:7} {seconds:6.1f} s  {name}", flush=True)
 

@@ -71,8 +71,10 @@ impl Session {
         if let Some(shown) = self.drain.borrow_mut().shown.get_mut(place) {
             engine.tell(shown);
         }
-        watch.engine(pid, &engine.probed_engine(false));
+        let probed = engine.probed_engine(false);
         self.source.admit(pid, place as u16);
+        // What it computes after this is recorded.
+        watch.engine(pid, &probed);
     }
 
     /// Positions of the engines whose base a process has mapped. By inode: on some file systems the maps and stat
