@@ -307,11 +307,12 @@ fn killed_at_any_moment_it_leaves_nothing() {
     let _turn = live!();
     let engine = fixture!("modern").display().to_string();
     let board = board!();
-    // At these calls of the client it is killed, and the call goes on (tests/remote/verb.sh); last, while it records.
-    for verb in ["HOLD", "RECEIVE", "ADOPT", "CHECK", "RECORD", "RECORDED", "TRACE", "none"] {
+    // At these calls of the client it is killed, and the call goes on (tests/remote/verb.sh); last, while it records: no
+    // call has that word.
+    for verb in ["HOLD", "RECEIVE", "ADOPT", "CHECK", "RECORD", "RECORDED", "TRACE", "PROBES"] {
         fs::write(board.dir.path().join("kill"), verb).expect("written");
         let mut recorder = board.start_recording(&["--", &engine, "-n", "400", "--op-ns", "20000"]);
-        if verb == "none" {
+        if verb == "PROBES" {
             recorder.wait_for_probes();
             signal_to(recorder.child.id(), libc::SIGKILL);
         }

@@ -11,6 +11,7 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use common::run::{Recorder, Target, record, wait_until};
 use common::seen::Seen;
@@ -167,6 +168,20 @@ fn ended(seen: &Seen, tid: u32, (from, to): (u64, u64)) -> impl Iterator<Item = 
 /// A moment, and what each thread has waited for a CPU until then by the kernel's accounting.
 type Delays = (u64, BTreeMap<u32, u64>);
 
+/// One millisecond of work and one of pause, before all threads of normal priority: whoever runs when the pause ends is
+/// preempted by this thread, whatever else runs on the machine.
+fn interfere() {
+    let first = libc::sched_param { sched_priority: 1 };
+    // SAFETY: the kernel reads one priority.
+    let done = unsafe { libc::sched_setscheduler(0, libc::SCHED_FIFO, &raw const first) };
+    assert_eq!(done, 0, "real-time priority: {}", std::io::Error::last_os_error());
+    let end = now() + 1_000_000;
+    while now() < end {
+        std::hint::spin_loop();
+    }
+    std::thread::sleep(Duration::from_millis(1));
+}
+
 /// How often the kernel's accounting is compared with ours, and after how many switches each time.
 const COMPARED: usize = 40;
 const SWITCHES: u64 = 5;
@@ -190,7 +205,7 @@ fn interfered(options: &[&str]) {
     });
     let (victim, cpu) = pinned.expect("waited for");
     let (seen, read) = attached(pid, options, || {
-        let _interferer = Busy::start("interferer", cpu, std::hint::spin_loop);
+        let _interferer = Busy::start("interferer", cpu, interfere);
         let read = |_| -> Delays {
             let end = switches(pid, victim) + SWITCHES;
             wait_until("it loses its CPU", || switches(pid, victim) >= end);
