@@ -181,18 +181,18 @@ asan: ## run the kernels' unit tests under AddressSanitizer; needs a nightly Rus
 	RUSTFLAGS=-Zsanitizer=address $(CARGO) +nightly test --locked --target $(HOST) --target-dir target/asan \
 	    --package kernels --lib
 
-# Tests that record share the kernel's probes and the CPUs: one at a time.
+# Tests that record share the kernel's probes and the CPUs: they take turns (tests/common/mod.rs).
 live: engines fixtures driver layers ## run the tests on live engines; needs root and BPF
 	$(call say,tests on live engines)
-	$(RUST) --serial live -- --skip kill:: $(DEVICES:%=--skip %::)
+	$(RUST) --turns live -- --skip kill:: $(DEVICES:%=--skip %::)
 
 devices: engines fixtures driver layers ## run the tests on devices in software: Vulkan, OpenCL, CUDA's and Hexagon's interfaces
 	$(call say,devices in software)
-	$(RUST) --serial live -- $(DEVICES:%=%::)
+	$(RUST) --turns live -- $(DEVICES:%=%::)
 
 kill: fixtures driver layers ## kill recorders and services at some system calls, and refuse some (kill-points and faults do more)
 	$(call say,kills and refusals)
-	$(RUST) --serial live -- kill::
+	$(RUST) --turns live -- kill::
 
 server: fixtures driver layers ## record a distribution's own llama-server and its Vulkan build
 	$(call say,engines of a distribution)

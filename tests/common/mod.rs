@@ -3,6 +3,8 @@
 #![allow(dead_code, unused_macros, unused_imports, reason = "each test file uses its own part")]
 
 pub mod allocator;
+#[cfg(target_os = "linux")]
+pub mod busy;
 pub mod counted;
 pub mod endless;
 #[cfg(feature = "agent")]
@@ -27,7 +29,7 @@ use std::fs::{self, File};
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::SystemTime;
+use std::time::{Instant, SystemTime};
 
 /// Ends the test without a verdict; a failure if CI or PROFINFER_REQUIRE=1 requires all tests.
 macro_rules! skip {
@@ -41,10 +43,17 @@ macro_rules! skip {
 }
 pub(crate) use skip;
 
-/// Waits for its turn, or skips the test.
+/// Waits for its turn, or skips the test: alone, or beside others whose recordings it cannot disturb and that cannot
+/// disturb it. It is alone if it looks at all processes or all probes of the machine, or at who gets the CPUs when.
 macro_rules! live {
     () => {
-        match $crate::common::turn() {
+        $crate::common::live!(@ libc::LOCK_EX)
+    };
+    (beside others) => {
+        $crate::common::live!(@ libc::LOCK_SH)
+    };
+    (@ $how:expr) => {
+        match $crate::common::turn($how) {
             Ok(turn) => turn,
             Err(why) => $crate::common::skip!("{why}"),
         }
@@ -82,15 +91,20 @@ pub fn place() -> PathBuf {
 pub struct Lock(File);
 
 pub fn lock(name: &str) -> Lock {
+    locked(name, libc::LOCK_EX)
+}
+
+fn locked(name: &str, how: i32) -> Lock {
     let file = File::options().create(true).append(true).open(place().join(format!(".{name}.lock")));
     let file = file.expect("lock file");
     // SAFETY: a plain system call on an open descriptor.
-    assert_eq!(unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX) }, 0, "lock {name}");
+    assert_eq!(unsafe { libc::flock(file.as_raw_fd(), how) }, 0, "lock {name}");
     Lock(file)
 }
 
-/// One live test at a time, across all test programs: parallel recordings are allowed, but two cores are few.
-pub fn turn() -> Result<Lock, String> {
+/// A test's turn to record, across all test programs: alone (LOCK_EX), or beside others (LOCK_SH). tests/suite/rust.py
+/// takes the time that it waited off the test's.
+pub fn turn(how: i32) -> Result<Lock, String> {
     // SAFETY: takes no arguments and returns a number.
     if unsafe { libc::geteuid() } != 0 {
         return Err("not root".into());
@@ -101,7 +115,13 @@ pub fn turn() -> Result<Lock, String> {
     }
     bpf_allowed()?;
     perf_allowed()?;
-    Ok(lock("live"))
+    let begin = Instant::now();
+    // Who waits to be alone is not passed by those that come later.
+    let gate = lock("live-gate");
+    let turn = locked("live", how);
+    drop(gate);
+    println!("waited: {:.3}", begin.elapsed().as_secs_f64());
+    Ok(turn)
 }
 
 /// Asks the kernel for a minimal map (BPF_MAP_CREATE = 0: an array of one word).

@@ -106,6 +106,16 @@ fn two_threads_never_get_one_cpu() {
     assert_eq!(log.matches("1 CPU for 2 threads").count(), 1, "told once: {log}");
 }
 
+/// The waiting processes: a new one has its name only a moment later.
+fn keepers(service: &Service) -> Vec<u32> {
+    let mut all = Vec::new();
+    service.wait_for("a process waits", |_| {
+        all = service.processes(KEEPER);
+        !all.is_empty()
+    });
+    all
+}
+
 #[test]
 fn a_service_that_is_killed_leaves_no_engine_on_fewer_cpus() {
     let _turn = live!();
@@ -113,16 +123,14 @@ fn a_service_that_is_killed_leaves_no_engine_on_fewer_cpus() {
     let mut service = Service::start("", RULE);
     let target = engine(&service, &ONE);
     service.wait_for("it decodes on CPU 1", |_| all_have(target.pid(), "1"));
-    let keepers = service.processes(KEEPER);
-    let ends: Vec<_> = keepers.into_iter().filter_map(pidfd).collect();
-    assert!(!ends.is_empty());
+    let ends: Vec<_> = keepers(&service).into_iter().filter_map(pidfd).collect();
     service.signal(libc::SIGKILL);
     ends.iter().for_each(wait_for_exit);
     assert!(all_have(target.pid(), &all), "the waiting process sets it free: {:?}", cpus(target.pid()));
     // Now that process is killed too, before the service: the next service does it.
     service.succeed();
     service.wait_for("it decodes on CPU 1 again", |_| all_have(target.pid(), "1"));
-    service.processes(KEEPER).into_iter().for_each(|keeper| signal_to(keeper, libc::SIGKILL));
+    keepers(&service).into_iter().for_each(|keeper| signal_to(keeper, libc::SIGKILL));
     // Another rule: the successor has nothing to give.
     service.configure("", &RULE.replace("decode-cpus = \"1\"\n", ""));
     service.succeed();

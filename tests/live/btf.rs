@@ -63,7 +63,7 @@ fn announced(seen: &Seen) -> u64 {
 
 #[test]
 fn the_types_of_the_kernel_tell_processes_from_threads() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     let program = fixture!("modern");
     if of_kernel().is_none() {
         skip!("this kernel has no BTF");
@@ -78,7 +78,7 @@ fn the_types_of_the_kernel_tell_processes_from_threads() {
 
 #[test]
 fn without_types_tracefs_serves() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     let (run, seen) = family(&fixture!("modern"), None, true);
     assert!(announced(&seen) > 1, "threads are announced as well");
     assert!(seen.all.notices.is_empty(), "nothing is lost by it: {}", run.stderr);
@@ -86,7 +86,7 @@ fn without_types_tracefs_serves() {
 
 #[test]
 fn types_of_another_kernel_are_found_out() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     let program = fixture!("modern");
     let Some(Btf { task, .. }) = of_kernel() else { skip!("this kernel has no BTF") };
     let other = [
@@ -109,7 +109,7 @@ fn types_of_another_kernel_are_found_out() {
 
 #[test]
 fn what_is_no_btf_is_refused_before_anything_starts() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     let program = fixture!("modern");
     let of_this = TaskOffsets { pid: 1192, tgid: 1196, ran: None }.to_btf();
     let cut = Made::new(&of_this[..of_this.len() - 3]);
@@ -142,7 +142,7 @@ fn what_is_no_btf_is_refused_before_anything_starts() {
 
 #[test]
 fn a_vmlinux_serves_as_well() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     if of_kernel().is_none() {
         skip!("this kernel has no BTF");
     }
@@ -178,7 +178,7 @@ fn changed(bytes: &[u8], seed: u64) -> Vec<u8> {
 
 #[test]
 fn damaged_types_harm_nobody() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     if of_kernel().is_none() {
         skip!("this kernel has no BTF");
     }

@@ -65,7 +65,7 @@ fn refused(run: &Run, why: &str) {
 
 #[test]
 fn the_units_capabilities_are_enough_and_each_is_needed() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     let Some(fixture) = common::fixture_dir("modern") else { skip!("the fixture could not be built here") };
     if Command::new("setpriv").arg("--version").output().is_err() {
         skip!("no setpriv: scripts/setup.sh installs it (util-linux)");

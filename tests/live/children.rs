@@ -73,7 +73,7 @@ fn recorded(service: &Service) -> BTreeMap<u32, u64> {
 
 #[test]
 fn the_run_is_the_sum_of_its_processes() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     let service = Service::start("", ALL);
     // The first time the parent ends before its children.
     let args = [
@@ -121,7 +121,7 @@ fn the_run_is_the_sum_of_its_processes() {
 
 #[test]
 fn a_parent_that_leaves_keeps_its_children_where_events_come_late() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     let service = Service::start("", &format!("{ALL}level = \"token\"\nsource = \"perf\"\n"));
     let args = ["-p", "0", "-n", "40", "--op-ns", "300000", "--fork", "3", "--leave"];
     let (calls, _) = Tree::start(&service, &args).calls();
@@ -132,7 +132,7 @@ fn a_parent_that_leaves_keeps_its_children_where_events_come_late() {
 
 #[test]
 fn one_slow_child_fires_the_trigger() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     let rule = format!("{ALL}ring = \"1min\"\ntrigger-below = \"20tok/s\"\n");
     let service = Service::start("", &rule);
     // About 100 and 10 tokens per second: together they are fast enough.
@@ -148,7 +148,7 @@ fn one_slow_child_fires_the_trigger() {
 
 #[test]
 fn three_hundred_short_children_are_told_right() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     let service = Service::start("", ALL);
     // A short hold, as in any program that does not only compute.
     let held = ["--child-hold", "3", "--fork", "300", "--at-once", "100"];

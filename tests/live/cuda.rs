@@ -55,7 +55,7 @@ fn run_with(flags: &[&str], engine: &Path, settings: &[&str]) -> Run {
 
 #[test]
 fn each_node_is_enqueued_once() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     let engine = match engine(ENGINE) {
         Ok(engine) => engine,
         Err(why) => skip!("{why}"),
@@ -79,7 +79,7 @@ fn each_node_is_enqueued_once() {
 /// The first graphs are run or captured node by node; each later one is one launch, and has no node's time.
 #[test]
 fn nodes_of_a_launched_graph_are_told_as_unseen() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     let engine = match engine(ENGINE) {
         Ok(engine) => engine,
         Err(why) => skip!("{why}"),
@@ -181,7 +181,7 @@ fn by_name_of(device: &[Executed]) -> BTreeMap<String, (u64, u64)> {
 
 #[test]
 fn kernels_are_those_that_the_device_executed() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     let engine = match engine_and_layer() {
         Ok(engine) => engine,
         Err(why) => skip!("{why}"),
@@ -213,7 +213,7 @@ fn kernels_are_those_that_the_device_executed() {
 /// A graph's kernels have times, and no node.
 #[test]
 fn kernels_of_a_graph_have_no_node() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     let engine = match engine_and_layer() {
         Ok(engine) => engine,
         Err(why) => skip!("{why}"),
@@ -235,7 +235,7 @@ fn kernels_of_a_graph_have_no_node() {
 /// Records of an unknown layout are not read: the command runs, says why, and there are no kernels.
 #[test]
 fn an_unknown_version_of_cupti_is_refused() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     let engine = match engine_and_layer() {
         Ok(engine) => engine,
         Err(why) => skip!("{why}"),
@@ -250,7 +250,7 @@ fn an_unknown_version_of_cupti_is_refused() {
 
 #[test]
 fn without_cupti_the_command_says_so() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     let engine = match engine_and_layer() {
         Ok(engine) => engine,
         Err(why) => skip!("{why}"),
@@ -268,7 +268,7 @@ fn without_cupti_the_command_says_so() {
 /// The layer changes nothing that the host does: as many launches, by the same calls.
 #[test]
 fn the_layer_changes_no_launch() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     let engine = match engine_and_layer() {
         Ok(engine) => engine,
         Err(why) => skip!("{why}"),

@@ -99,7 +99,7 @@ fn of_dag(json: &Value) -> Seen {
 
 /// Runs prefill and two decodes, and compares each graph with the engine's.
 fn compare(name: &str, presets: &[&str], habits: Habits) {
-    let _turn = live!();
+    let _turn = live!(beside others);
     let lib = match engine(name) {
         Ok(path) => path,
         Err(why) => skip!("{why}"),

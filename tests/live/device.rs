@@ -87,7 +87,7 @@ fn walls(file: &Path) -> Vec<u64> {
 }
 
 fn ends(name: &str) {
-    let _turn = live!();
+    let _turn = live!(beside others);
     let (lib, icd) = match engine(name).and_then(|lib| Ok((lib, vulkan()?))) {
         Ok(both) => both,
         Err(why) => skip!("{why}"),
@@ -246,7 +246,7 @@ fn command_of(lib: &Path, icd: &Path) -> impl Fn() -> Command {
 
 /// The nodes given to a device, with those left to the CPU, are those that the CPU computes in a run without a device.
 fn nodes_are_known(name: &str) {
-    let _turn = live!();
+    let _turn = live!(beside others);
     let (lib, icd) = match engine(name).and_then(|lib| Ok((lib, vulkan()?))) {
         Ok(both) => both,
         Err(why) => skip!("{why}"),
@@ -305,7 +305,7 @@ fn nodes_on_the_device_are_known_v0_5_0() {
 /// With some layers on the device, the others' weights and caches are in host memory, and the rest follows them.
 #[test]
 fn layers_left_on_the_cpu_have_a_reason() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     let (lib, icd) = match engine("vulkan-v0.5.0").and_then(|lib| Ok((lib, vulkan()?))) {
         Ok(both) => both,
         Err(why) => skip!("{why}"),
@@ -352,7 +352,7 @@ fn stripped(engine: &Path) -> tempfile::TempDir {
 /// Without a symbol, the function for one node is found in the live process, proved by its hits, and shows what the
 /// named one shows.
 fn found_without_symbols(name: &str) {
-    let _turn = live!();
+    let _turn = live!(beside others);
     let (lib, icd) = match engine(name).and_then(|lib| Ok((lib, vulkan()?))) {
         Ok(both) => both,
         Err(why) => skip!("{why}"),
@@ -400,7 +400,7 @@ fn found_without_symbols_v0_5_0() {
 
 #[test]
 fn a_service_level_goes_by_the_device() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     let (lib, icd) = match engine("vulkan-v0.5.0").and_then(|lib| Ok((lib, vulkan()?))) {
         Ok(both) => both,
         Err(why) => skip!("{why}"),

@@ -86,7 +86,7 @@ fn waiting_in(pipe: &impl AsRawFd) -> usize {
 
 #[test]
 fn a_second_signal_ends_it_at_once() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     let mut target = endless(&fixture!("modern"));
     let (mut recorder, events) = to_pipe(&target);
     let out = recorder.stdout.take().expect("piped");
@@ -113,7 +113,7 @@ fn a_second_signal_ends_it_at_once() {
 
 #[test]
 fn a_killed_target_ends_the_recording() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     let target = endless(&fixture!("modern"));
     let recorder = recording(&target);
     signal_to(target.pid(), libc::SIGKILL);
@@ -127,7 +127,7 @@ fn a_killed_target_ends_the_recording() {
 
 #[test]
 fn the_status_of_a_killed_command_is_passed_on() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     let program = fixture!("modern");
     let mut recorder =
         Recorder::start(&["--", program.to_str().expect("a path"), "-n", "1000000", "--op-ns", "1000"]);
@@ -175,7 +175,7 @@ fn kill_9_of_the_recorder_leaves_nothing_behind() {
 
 #[test]
 fn an_existing_file_is_replaced_only_with_force() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     let program = fixture!("modern");
     let dir = tempfile::tempdir().expect("a directory");
     let file = dir.path().join("kept.pfi");
@@ -208,7 +208,7 @@ fn an_existing_file_is_replaced_only_with_force() {
 
 #[test]
 fn a_replaced_recording_that_is_killed_is_there() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     let target = endless(&fixture!("modern"));
     let dir = tempfile::tempdir().expect("a directory");
     let file = dir.path().join("run.pfi");
@@ -226,7 +226,7 @@ fn a_replaced_recording_that_is_killed_is_there() {
 
 #[test]
 fn command_lines_are_recorded_without_secrets_or_not_at_all() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     let program = fixture!("modern");
     let program = program.to_str().expect("a path");
     let engine = [program, "-n", "20", "--", "--api-key", "SECRET words", "--top-k", "40", "KEY=SECRET"];
@@ -293,7 +293,7 @@ fn a_small_buffer_loses_and_counts() {
 
 #[test]
 fn commands_that_cannot_be_recorded() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     expect::one_line_error(&record(&["--", "/nonexistent/engine"]), &["/nonexistent/engine", "No such file"]);
     expect::one_line_error(&record(&["--", "no-such-engine-anywhere"]), &["no-such-engine-anywhere", "PATH"]);
     expect::one_line_error(&record(&["--", "true"]), &["no GGML"]);
@@ -303,7 +303,7 @@ fn commands_that_cannot_be_recorded() {
 
 #[test]
 fn processes_that_cannot_be_recorded() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     let sleep = Target::start("sleep", &["1000"]);
     let pid = sleep.pid().to_string();
     expect::one_line_error(&record(&["-p", &pid, "--duration", "200ms"]), &["no GGML", &pid]);
@@ -335,7 +335,7 @@ fn the_cpu_of_the_recorder() {
 
 #[test]
 fn without_privileges() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     let program = fixture!("modern");
     // The originals may be in directories closed to user nobody: copy everything to where that user has access.
     let dir = tempfile::tempdir().expect("a directory");
@@ -362,7 +362,7 @@ fn without_privileges() {
 
 #[test]
 fn says_no_more_than_it_must() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     let program = fixture!("modern");
     let said = record(&["--", program.to_str().expect("a path"), "-n", "200", "--op-ns", "20000"]);
     assert!(!said.stderr.contains(['\r', '\x1b']), "a status line without a terminal: {:?}", said.stderr);
@@ -388,7 +388,7 @@ fn is_there(pid: u32) -> bool {
 
 #[test]
 fn a_command_ends_with_its_recording_unless_it_is_left_running() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     let engine = fixture!("modern");
     let endless = [engine.to_str().expect("UTF-8"), "-n", "1000000", "--op-ns", "20000", "--sleep"];
     for end in [["--tokens", "5"], ["--duration", "800ms"]] {
@@ -413,7 +413,7 @@ fn a_command_ends_with_its_recording_unless_it_is_left_running() {
 
 #[test]
 fn an_engine_that_computes_nothing_leaves_no_recording() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     let (engine, runner) = (fixture!("modern"), common::runner());
     let (engine, runner) = (engine.to_str().expect("UTF-8"), runner.to_str().expect("UTF-8"));
     // One that has nothing to do, and one that does not find its model.

@@ -31,7 +31,7 @@ fn starts() -> usize {
 
 /// Records `engine` on each of the models with one and with two threads.
 fn compare(name: &str, models: &[(&str, &str)], habits: Habits, op: &str) {
-    let _turn = live!();
+    let _turn = live!(beside others);
     let lib = match engine(name) {
         Ok(path) => path,
         Err(why) => skip!("{why}"),
@@ -101,7 +101,7 @@ fn in_python(name: &str, habits: Habits, op: &str) {
     const HOST: &str = "import ctypes, sys\n\
         args = [a.encode() for a in sys.argv[1:]]\n\
         sys.exit(ctypes.CDLL(sys.argv[1]).main(len(args), (ctypes.c_char_p * (len(args) + 1))(*args)))";
-    let _turn = live!();
+    let _turn = live!(beside others);
     let lib = match engine(name) {
         Ok(path) => path,
         Err(why) => skip!("{why}"),
@@ -129,7 +129,7 @@ fn opened_by_python() {
 
 #[test]
 fn opened_by_node() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     let dir = match engine("v0.5.0") {
         Ok(path) => path,
         Err(why) => skip!("{why}"),
@@ -151,7 +151,7 @@ fn opened_by_node() {
 
 /// A draft model and its target in one process: each context has its own calls and layers.
 fn drafted(name: &str) {
-    let _turn = live!();
+    let _turn = live!(beside others);
     let lib = match engine(name) {
         Ok(path) => path,
         Err(why) => skip!("{why}"),

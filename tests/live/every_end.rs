@@ -106,7 +106,7 @@ fn ends_well(level: &[&str], end: End, engine: &[&str]) {
 
 #[test]
 fn of_the_runner() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     let (program, model) = (runner(), model("tiny", "q4_0"));
     let engine = [
         program.to_str().expect("UTF-8"),
@@ -126,7 +126,7 @@ fn of_the_runner() {
 
 #[test]
 fn of_a_stripped_engine() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     let program = fixture!("stripped");
     let engine = [program.to_str().expect("UTF-8"), "-n", "1000000", "-t", "2", "--op-ns", "1000"];
     every_end(&engine);
@@ -134,7 +134,7 @@ fn of_a_stripped_engine() {
 
 #[test]
 fn of_two_recordings_of_one_engine() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     let target = Target::start(fixture!("modern"), &["-n", "1000000", "-t", "2", "--op-ns", "1000"]);
     let pid = target.pid().to_string();
     let mut first = Recorder::start(&["-p", &pid]);

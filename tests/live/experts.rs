@@ -95,7 +95,7 @@ fn one(lib: &Path, model: &Path, threads: u32, truth: Option<&Path>) -> Vec<Chos
 }
 
 fn compare(name: &str, types: &[&str]) {
-    let _turn = live!();
+    let _turn = live!(beside others);
     let lib = match engine(name) {
         Ok(path) => path,
         Err(why) => skip!("{why}"),
@@ -129,7 +129,7 @@ fn b11549() {
 
 #[test]
 fn the_runners_own_account_says_the_same() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     let dir = tempfile::tempdir().expect("a directory");
     let (truth, program, model) = (dir.path().join("truth"), runner(), model("moe", "q4_0"));
     let [file, program, model] = [&truth, &program, &model].map(|p| p.to_str().expect("a path"));
@@ -170,7 +170,7 @@ fn state(seen: &Seen) -> Availability {
 
 #[test]
 fn ids_that_cannot_be_are_told_as_such() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     let _program = fixture!("modern");
     for (how, why) in [
         ("null", "no data"),
@@ -190,7 +190,7 @@ fn ids_that_cannot_be_are_told_as_such() {
 
 #[test]
 fn ids_are_told_as_far_as_they_go() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     let _program = fixture!("modern");
     // The first of four rows, and why there is no second.
     let seen = spoiled("far");
@@ -210,7 +210,7 @@ fn ids_are_told_as_far_as_they_go() {
 
 #[test]
 fn what_there_is_not_is_said() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     let program = fixture!("modern");
     let program = program.to_str().expect("a path");
     let feature = |args: &[&str]| {

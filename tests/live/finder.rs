@@ -90,7 +90,7 @@ fn quiet(program: impl AsRef<OsStr>) -> Command {
 
 #[test]
 fn each_engine_is_found_once_and_before_it_ends_and_nothing_else() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     let (shared, fixed) = (fixture!("modern"), fixture!("static"));
     let model = model("tiny", "q8_0");
     let dir = tempfile::tempdir().expect("a directory");
@@ -190,7 +190,7 @@ fn script(dir: &Path) -> Option<Target> {
 
 #[test]
 fn late_mappings_execs_and_children() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     let fake = fixture!("modern");
     let base = fake.with_file_name("libfakeggml.so");
     let dir = tempfile::tempdir().expect("a directory");
@@ -228,7 +228,7 @@ fn late_mappings_execs_and_children() {
 
 #[test]
 fn names_do_not_count_nor_do_namespaces() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     let (fake, other) = (fixture!("static"), fixture!("static-pie"));
     let dir = tempfile::tempdir().expect("a directory");
     let dir = dir.path().canonicalize().expect("real");
@@ -280,7 +280,7 @@ fn has_mapped(pid: u32, program: &Path) -> bool {
 
 #[test]
 fn what_was_lost_is_looked_for() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     let program = fixture!("static");
     let mut all = Finding::begin(&program);
     // All on one CPU, so that its ring is too small for unread events.
@@ -321,7 +321,7 @@ fn what_was_lost_is_looked_for() {
 
 #[test]
 fn the_child_of_a_fork_drops_it_and_leaves_it_whole() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     let program = fixture!("static");
     let mut all = Finding::begin(&program);
     // SAFETY: the child only drops its state, and exits without running other code of the test.
@@ -346,7 +346,7 @@ fn where_the_kernel_gives_no_notices_proc_is_looked_through() {
     if std::env::var_os(REFUSED).is_some() {
         return refused();
     }
-    let _turn = live!();
+    let _turn = live!(beside others);
     let mut copy = Command::new(std::env::current_exe().expect("this test"));
     copy.args(["--exact", "finder::where_the_kernel_gives_no_notices_proc_is_looked_through", "--nocapture"]);
     refuse(copy.env(REFUSED, "1"), libc::EPERM, &[libc::SYS_perf_event_open]);

@@ -197,7 +197,7 @@ static GROUPS: [Group; N_GROUPS] =
 
 /// A variant recorded with each kind of work, and long enough for its rungs to settle.
 fn variant(name: &str) {
-    let _turn = live!();
+    let _turn = live!(beside others);
     fixture!(name);
     let v = VARIANTS.iter().find(|v| v.name == name).expect("it is listed");
     let group = &GROUPS[v.group()];
@@ -323,7 +323,7 @@ variants! {
 
 #[test]
 fn stripped_old_engine_leaves_graphs() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     let case = fake(&fixture!("old-stripped"), &[], &["--split"]);
     let (seen, said) = (case.run.seen(), case.run.said());
     seen.complete();
@@ -337,7 +337,7 @@ fn stripped_old_engine_leaves_graphs() {
 
 #[test]
 fn statically_linked_and_stripped_is_refused() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     let program = fixture!("static-stripped");
     let run = record(&["--", program.to_str().expect("a path")]);
     // The command's own output goes to standard output and is not checked here.
@@ -346,7 +346,7 @@ fn statically_linked_and_stripped_is_refused() {
 
 #[test]
 fn a_32_bit_target_is_refused() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     let program = fixture!("bare32");
     let target = Target::start::<&str>(&program, &[]);
     expect::one_line_error(&record(&["-p", &target.pid().to_string()]), &["32-bit"]);
@@ -356,7 +356,7 @@ fn a_32_bit_target_is_refused() {
 
 #[test]
 fn every_entry_point_is_a_token() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     fixture!("modern");
     let apis = [("decode", "Decode"), ("encode", "Encode"), ("process", "Process")];
     let args = apis.map(|(api, _)| ["--api", api]);
@@ -376,7 +376,7 @@ fn every_entry_point_is_a_token() {
 
 #[test]
 fn calls_nest_whoever_makes_them() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     let seen = agrees(&fixture!("modern"), &[], &["--roam", "--split", "-n", "20", "--fresh-threads"]);
     for (i, t) in seen.all.tokens.iter().enumerate() {
         assert_eq!(seen.all.graphs[i].token, Some(t.seq), "graph {i}");
@@ -395,7 +395,7 @@ fn calls_nest_whoever_makes_them() {
 
 #[test]
 fn perf_buffers_carry_the_same() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     fixture!("modern");
     let work = ["modern", "old", "late"]
         .map(|name| (name, &["-n", "30", "--moe", "--split", "--fresh-threads"][..]));
@@ -408,7 +408,7 @@ fn perf_buffers_carry_the_same() {
 
 #[test]
 fn levels_leave_out_what_lies_below() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     let program = fixture!("modern");
     let token = fake(&program, &["--level", "token"], &[]).run.seen();
     token.complete();
@@ -425,7 +425,7 @@ fn levels_leave_out_what_lies_below() {
 
 #[test]
 fn without_structure_ops_keep_their_places() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     let case = fake(&fixture!("modern"), &["--no-str"], &["-n", "12", "--moe"]);
     let (seen, said) = (case.run.seen(), case.run.said());
     seen.complete();
@@ -443,7 +443,7 @@ fn without_structure_ops_keep_their_places() {
 
 #[test]
 fn op_ends_as_asked() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     let program = fixture!("modern");
     let busy = |seen: &Seen| seen.all.runs.iter().filter(|r| r.barrier).count();
     let interval = agrees(&program, &["--op-end", "interval"], &["-n", "200"]);
@@ -461,7 +461,7 @@ fn op_ends_as_asked() {
 
 #[test]
 fn a_limit_in_tokens_ends_the_recording() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     let program = fixture!("modern");
     let target = Target::start(&program, &["-n", "1000000", "--op-ns", "50000"]);
     let run = record(&["-p", &target.pid().to_string(), "--tokens", "10"]);
@@ -474,7 +474,7 @@ fn a_limit_in_tokens_ends_the_recording() {
 
 #[test]
 fn a_limit_in_time_ends_the_recording() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     let program = fixture!("modern");
     let mut target = Target::start(&program, &["-n", "1000000", "--op-ns", "50000"]);
     let run = record(&["-p", &target.pid().to_string(), "--duration", "300ms"]);
@@ -487,7 +487,7 @@ fn a_limit_in_time_ends_the_recording() {
 
 #[test]
 fn a_running_process_is_recorded_from_its_next_graph() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     for name in ["modern", "stripped", "static-pie", "old"] {
         let mut target = Target::start(fixture!(name), &["-n", "1000000", "--op-ns", "20000"]);
         let pid = target.pid().to_string();
@@ -504,7 +504,7 @@ fn a_running_process_is_recorded_from_its_next_graph() {
 
 #[test]
 fn a_file_is_probed_before_any_process_runs() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     for name in ["modern", "static-pie"] {
         let program = fixture!(name);
         let dir = tempfile::tempdir().expect("a directory");
@@ -524,7 +524,7 @@ fn a_file_is_probed_before_any_process_runs() {
 
 #[test]
 fn a_process_that_waits_is_recorded_whole() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     fixture!("modern");
     let none: &[&str] = &[];
     let work = ["modern", "late"].map(|name| (name, none));
@@ -533,7 +533,7 @@ fn a_process_that_waits_is_recorded_whole() {
 
 #[test]
 fn a_command_is_recorded_whole() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     for name in ["late", "static", "dead-barrier-stripped"] {
         agrees(&fixture!(name), &[], &["-n", "12", "--moe", "-t", "3"]);
     }
@@ -541,7 +541,7 @@ fn a_command_is_recorded_whole() {
 
 #[test]
 fn variants_are_probed_before_they_are_loaded() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     let program = fixture!("late");
     let dir = tempfile::tempdir().expect("a directory");
     let go = dir.path().join("go");
@@ -557,7 +557,7 @@ fn variants_are_probed_before_they_are_loaded() {
 
 #[test]
 fn children_of_the_command_are_recorded() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     let program = fixture!("modern");
     let dir = tempfile::tempdir().expect("a directory");
     let go = dir.path().join("go");
@@ -581,7 +581,7 @@ fn children_of_the_command_are_recorded() {
 
 #[test]
 fn two_targets_at_once() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     fixture!("modern");
     let mut waiting = Waiting::start(&[], &["modern", "old"].map(|name| (name, &["-n", "30"][..])));
     (0..2).for_each(|i| waiting.go(i));
@@ -598,7 +598,7 @@ fn two_targets_at_once() {
 
 #[test]
 fn a_target_in_a_chroot() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     let program = fixture!("modern");
     let root = tempfile::tempdir().expect("a directory");
     let from = program.parent().expect("a directory");

@@ -87,7 +87,7 @@ fn as_logged(run: &Run, logged: &Logged) -> Value {
 
 #[test]
 fn batches_and_times_are_those_of_the_library() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     let program = fixture!("modern");
     for bytes in ["88", "64"] {
         let (run, logged) = run(&program, bytes, "1");
@@ -102,7 +102,7 @@ fn batches_and_times_are_those_of_the_library() {
 
 #[test]
 fn a_time_that_the_response_does_not_say_is_unknown() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     let program = fixture!("modern");
     let why = [
         ("88", "unprofiled", "the engine did not profile (GGML_HEXAGON_PROFILE=1)"),

@@ -127,7 +127,7 @@ macro_rules! bed {
 
 #[test]
 fn opencl_counts_each_kernel_once() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     let bed = bed!(opencl());
     counts(&bed, "plain", 300, 300, None);
     // Two threads, each with a device, a context and two queues.
@@ -142,7 +142,7 @@ fn opencl_counts_each_kernel_once() {
 
 #[test]
 fn opencl_times_are_the_programs_own() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     let run = recorded(&bed!(opencl()), "repeat", 200);
     let (said, seen) = (run.said(), run.seen());
     let begin = said["begin"].as_u64().expect("a time");
@@ -152,7 +152,7 @@ fn opencl_times_are_the_programs_own() {
 
 #[test]
 fn opencl_kernels_that_do_not_end_are_told() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     let bed = bed!(opencl());
     counts(&bed, "failing", 40, 40, Some((40, FAILED)));
     counts(&bed, "abandoned", 40, 40, Some((40, UNENDED)));
@@ -160,7 +160,7 @@ fn opencl_kernels_that_do_not_end_are_told() {
 
 #[test]
 fn opencl_kernels_have_names_however_they_are_made() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     let seen = counts(&bed!(opencl()), "made", 50, 50, None);
     assert!(
         times(&seen).iter().all(|k| seen.all.kernel_names.get(&k.name) == Some(&"load")),
@@ -171,7 +171,7 @@ fn opencl_kernels_have_names_however_they_are_made() {
 
 #[test]
 fn an_opencl_layer_that_is_named_twice_counts_once() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     let mut bed = bed!(opencl());
     let layer = common::profinfer().with_file_name("libprofinfer-cl.so");
     bed.env.push(format!("OPENCL_LAYERS={0}:{0}", layer.display()));
@@ -180,7 +180,7 @@ fn an_opencl_layer_that_is_named_twice_counts_once() {
 
 #[test]
 fn vulkan_counts_each_dispatch_once() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     let bed = bed!(vulkan());
     counts(&bed, "repeat", 300, 303, None);
     // The same command buffer again and again, with the same fence.
@@ -194,7 +194,7 @@ fn vulkan_counts_each_dispatch_once() {
 
 #[test]
 fn vulkan_times_are_within_the_programs_own() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     let run = recorded(&bed!(vulkan()), "repeat", 200);
     let (said, seen) = (run.said(), run.seen());
     let sum: u64 = times(&seen).iter().skip(3).map(|k| k.ended - k.started).sum();
@@ -205,7 +205,7 @@ fn vulkan_times_are_within_the_programs_own() {
 
 #[test]
 fn vulkan_dispatches_without_times_are_told() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     let bed = bed!(vulkan());
     counts(&bed, "lengthy", 600, 512, Some((88, NO_ROOM)));
     counts(&bed, "many", 200, 128, Some((72, NO_ROOM)));
@@ -215,14 +215,14 @@ fn vulkan_dispatches_without_times_are_told() {
 
 #[test]
 fn a_vulkan_device_without_timestamps_has_no_times() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     let bed = bed!(stubbed("untimed"));
     counts(&bed, "repeat", 50, 0, Some((53, UNTIMED)));
 }
 
 #[test]
 fn a_lost_vulkan_device_has_no_times() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     counts(&bed!(stubbed("wait")), "lost", 50, 0, Some((50, FAILED)));
     // Nothing was submitted: there is no kernel.
     let run = recorded(&bed!(stubbed("submit")), "lost", 50);
@@ -252,7 +252,7 @@ fn survives(bed: &Bed, layer: &str, variables: &[(&str, String)]) {
 
 #[test]
 fn a_program_survives_its_recorder() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     let (opencl, vulkan) = (bed!(opencl()), bed!(vulkan()));
     let program = common::profinfer();
     let dir = program.parent().expect("a directory").display().to_string();

@@ -97,7 +97,7 @@ fn drawn(run: &Run, n: usize) {
 
 #[test]
 fn kernels_are_those_of_the_engines_own_profile() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     let engine = match engine(ENGINE).and_then(|engine| layer().map(|_| engine)) {
         Ok(engine) => engine,
         Err(why) => skip!("{why}"),
@@ -144,7 +144,7 @@ fn kernels_are_those_of_the_engines_own_profile() {
 
 #[test]
 fn the_lower_levels_have_less() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     let engine = match engine(ENGINE) {
         Ok(engine) => engine,
         Err(why) => skip!("{why}"),
@@ -166,7 +166,7 @@ fn the_lower_levels_have_less() {
 
 #[test]
 fn the_layer_changes_no_result() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     let (engine, layer) = match engine(ENGINE).and_then(|engine| Ok((engine, layer()?))) {
         Ok(both) => both,
         Err(why) => skip!("{why}"),
@@ -188,7 +188,7 @@ fn the_layer_changes_no_result() {
 
 #[test]
 fn without_the_layers_file_nothing_is_started() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     let here = tempfile::tempdir().expect("a directory");
     let alone = here.path().join("profinfer");
     std::fs::copy(common::profinfer(), &alone).expect("a copy");
@@ -203,7 +203,7 @@ fn without_the_layers_file_nothing_is_started() {
 
 #[test]
 fn without_a_device_the_recording_says_so() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     let engine = match engine(ENGINE).and_then(|engine| layer().map(|_| engine)) {
         Ok(engine) => engine,
         Err(why) => skip!("{why}"),
@@ -221,7 +221,7 @@ fn without_a_device_the_recording_says_so() {
 /// A backend that profinfer does not know has its function from the user.
 #[test]
 fn the_user_may_name_the_function() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     let engine = match engine(ENGINE) {
         Ok(engine) => engine,
         Err(why) => skip!("{why}"),
@@ -248,7 +248,7 @@ fn the_user_may_name_the_function() {
 /// SOFT_MAX is kept from the device (see [`command`]): each of its nodes leaves the device and comes back.
 #[test]
 fn what_fell_back_has_its_reason_and_its_cost() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     let engine = match engine(ENGINE) {
         Ok(engine) => engine,
         Err(why) => skip!("{why}"),

@@ -15,7 +15,7 @@ use pfi::Trace;
 
 #[test]
 fn a_limit_of_sizes_keeps_what_was_written() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     let target = endless(&fixture!("modern"));
     let dir = tempfile::tempdir().expect("a directory");
     let file = dir.path().join("run.pfi");
@@ -37,7 +37,7 @@ fn a_limit_of_sizes_keeps_what_was_written() {
 
 #[test]
 fn a_command_whose_recording_fails_is_waited_for() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     let program = fixture!("modern");
     let Some(disk) = SmallDisk::new() else { common::skip!("no tmpfs can be mounted here") };
     let file = disk.0.path().join("run.pfi");
@@ -73,7 +73,7 @@ fn a_command_whose_recording_fails_is_waited_for() {
 
 #[test]
 fn output_that_cannot_be_written() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     let program = fixture!("modern");
     for place in ["/nonexistent/run.pfi", "/proc/run.pfi", "/"] {
         let run = run(profinfer().args(["record", "-o", place, "--"]).arg(&program));
@@ -89,7 +89,7 @@ impl SmallDisk {
     fn new() -> Option<SmallDisk> {
         let dir = tempfile::tempdir().expect("a directory");
         let mut mount = Command::new("mount");
-        let done = mount.args(["-t", "tmpfs", "-o", "size=512k", "none"]).arg(dir.path()).status();
+        let done = mount.args(["-t", "tmpfs", "-o", "size=1m", "none"]).arg(dir.path()).status();
         done.is_ok_and(|s| s.success()).then_some(SmallDisk(dir))
     }
 }
@@ -102,7 +102,7 @@ impl Drop for SmallDisk {
 
 #[test]
 fn a_full_disk_keeps_what_was_written() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     let mut target = endless(&fixture!("modern"));
     let Some(disk) = SmallDisk::new() else { common::skip!("no tmpfs can be mounted here") };
     let file = disk.0.path().join("run.pfi");
@@ -118,7 +118,7 @@ fn a_full_disk_keeps_what_was_written() {
 
 #[test]
 fn a_broken_pipe_ends_it() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     let mut target = endless(&fixture!("modern"));
     let (mut recorder, _events) = to_pipe(&target);
     let mut out = recorder.stdout.take().expect("piped");
@@ -136,7 +136,7 @@ fn a_broken_pipe_ends_it() {
 
 #[test]
 fn standard_output_carries_a_trace() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     let program = fixture!("modern");
     let out = profinfer().args(["record", "-o", "-", "--"]).arg(&program).output().expect("run");
     assert!(out.status.success());

@@ -71,7 +71,7 @@ fn calls(name: &str, options: &[&str]) {
 
 #[test]
 fn every_call_once() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     for name in ["b3889", "v0.5.0", "b11549"] {
         calls(name, &[]);
     }
@@ -79,20 +79,20 @@ fn every_call_once() {
 
 #[test]
 fn without_bpf_as_well() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     calls("v0.5.0", &["--source", "perf"]);
 }
 
 #[test]
 fn at_the_lowest_level_and_through_perf_buffers() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     calls("v0.5.0", &["--level", "token", "--pbuf"]);
 }
 
 /// A program that loads, tokenizes and ends, recorded through its library from before its start.
 #[test]
 fn loading_comes_first() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     for name in ["b3889", "b8121", "b11549"] {
         let lib = match engine(name) {
             Ok(path) => path,
@@ -134,7 +134,7 @@ fn loading_comes_first() {
 
 #[test]
 fn an_engine_without_the_functions_is_told() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     let (program, model) = (runner(), model("tiny", "q4_0"));
     let [program, model] = [&program, &model].map(|p| p.to_str().expect("a path"));
     let seen = record(&["--phases", "--", program, "run", "--no-roofline", "-m", model, "-n", "2"]).seen();
@@ -147,7 +147,7 @@ fn an_engine_without_the_functions_is_told() {
 /// Calls that nest, jump, or never return, compared with the known behavior of the fake.
 #[test]
 fn habits_of_calls() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     const N: usize = 5;
     for variant in ["modern", "modern-clang", "static"] {
         let program = fixture!(variant);

@@ -236,7 +236,7 @@ fn a_backend_of_somebody_else_s_code_is_not_probed() {
 
 #[test]
 fn a_library_that_two_engines_share_counts_for_each_process_once() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     let (program, dir) = (fixture!("late"), tempfile::tempdir().expect("a directory"));
     let own = dir.path().join("libfakeggml.so");
     fs::copy(program.with_file_name("libfakeggml.so"), &own).expect("copied");
@@ -302,7 +302,7 @@ fn a_recorder_that_is_killed_leaves_nothing_in_the_kernel() {
 
 #[test]
 fn a_recorder_that_ends_leaves_nothing_in_the_kernel() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     let mut recorder = Recorder::start(&["--", fixture!("modern").to_str().expect("a path"), "-n", "20"]);
     let pid = recorder.child.id();
     assert!(common::run::wait(&mut recorder.child).success());
@@ -317,7 +317,7 @@ fn a_recorder_that_ends_leaves_nothing_in_the_kernel() {
 
 #[test]
 fn a_child_that_computes_at_once_is_told() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     let engine = fixture!("modern");
     let run_with = |children: &str, hold: &str| {
         let program = engine.to_str().expect("a path");
@@ -361,7 +361,7 @@ fn a_child_that_computes_at_once_is_told() {
 
 #[test]
 fn a_recorded_command_keeps_its_own_limits() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     let program = fixture!("modern");
     let line = format!(
         "ulimit -Sn 1000; exec {} record -o /dev/null -- sh -c 'ulimit -Sn; exec {} -n 20'",
@@ -412,7 +412,7 @@ impl Drop for Few {
 
 #[test]
 fn a_recording_ends_well_where_no_thread_is_to_be_had() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     let program = fixture!("modern");
     for most in ["1", "2", "4"] {
         let Some(few) = Few::new(most) else { skip!("no control group for a limit of processes") };

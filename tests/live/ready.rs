@@ -16,7 +16,7 @@ use serde_json::Value;
 
 #[test]
 fn it_says_when_it_is_ready_without_a_terminal() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     let program = fixture!("modern");
     let engine = program.to_str().expect("UTF-8");
     let target = Target::start(&program, &["-n", "1000000", "--op-ns", "20000", "--sleep"]);
@@ -44,7 +44,7 @@ fn names(events: &[Value]) -> Vec<&str> {
 
 #[test]
 fn events_tell_a_recording_from_its_probes_to_its_file() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     let program = fixture!("modern");
     let run = record(&["--", program.to_str().expect("UTF-8"), "-n", "20"]);
     let seen = run.seen();
@@ -93,7 +93,7 @@ fn with_events(writer: PipeWriter, program: &Path) -> Run {
 
 #[test]
 fn a_command_does_not_inherit_the_descriptor_of_events() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     let program = fixture!("modern");
     let (mut reader, writer) = pipe().expect("a pipe");
     let link = fs::read_link(format!("/proc/self/fd/{}", writer.as_raw_fd())).expect("its name");
@@ -107,7 +107,7 @@ fn a_command_does_not_inherit_the_descriptor_of_events() {
 
 #[test]
 fn nobody_waits_for_a_reader_of_events() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     let program = fixture!("modern");
     // It has gone: this is said once.
     let (reader, writer) = pipe().expect("a pipe");
@@ -128,7 +128,7 @@ fn nobody_waits_for_a_reader_of_events() {
 
 #[test]
 fn a_descriptor_that_is_not_open_is_wrong_usage() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     let run = Recorder::start_as(profinfer(), &["--events", "1000", "--", "true"]).finish();
     assert_eq!(run.status.code(), Some(2), "{}", run.stderr);
     assert!(run.stderr.contains("--events 1000") && run.stderr.contains("not open"), "{}", run.stderr);

@@ -167,14 +167,20 @@ fn runs(base: &Path) -> Vec<PathBuf> {
 fn nothing_is_left(base: &Path) {
     let programs = base.join("profinfer-").display().to_string();
     wait_until("nothing of the recording is left", || {
-        let events = fs::read_to_string("/sys/kernel/tracing/uprobe_events").unwrap_or_default();
-        runs(base).is_empty() && processes(&programs).is_empty() && !events.contains("profinfer_")
+        runs(base).is_empty() && processes(&programs).is_empty() && !a_definition_is_left()
     });
+}
+
+/// Whether there is a probe definition of a recorder that has ended; others may record beside it.
+fn a_definition_is_left() -> bool {
+    let events = fs::read_to_string("/sys/kernel/tracing/uprobe_events").expect("tracefs");
+    let recorders = events.split("profinfer_").skip(1).map(|rest| rest.split('_').next().unwrap_or_default());
+    recorders.into_iter().any(|pid| !Path::new("/proc").join(pid).exists())
 }
 
 #[test]
 fn a_command_on_another_machine_is_recorded_in_full() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     let engine = fixture!("modern").display().to_string();
     let board = board!();
     for (n, first) in [true, false].into_iter().enumerate() {
@@ -195,7 +201,7 @@ fn a_command_on_another_machine_is_recorded_in_full() {
 
 #[test]
 fn words_arrive_whole_and_the_status_comes_back() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     let engine = fixture!("modern").display().to_string();
     let board = board!();
     let odd = "it's \"$HOME\" `id`\n\\ *  é";
@@ -344,7 +350,7 @@ impl Drop for Small {
 
 #[test]
 fn a_full_disk_there_is_reported_and_what_was_recorded_is_fetched() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     let engine = fixture!("modern").display().to_string();
     let board = board!();
     let disk = board.dir.path().join("disk");
@@ -371,7 +377,7 @@ fn a_full_disk_there_is_reported_and_what_was_recorded_is_fetched() {
 
 #[test]
 fn what_keeps_a_machine_from_recording_is_told() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     let board = board!();
     let (on, own) = (board.on(), common::profinfer().display().to_string());
     let arm = board.dir.path().join("arm");
@@ -474,7 +480,7 @@ impl Device {
 
 #[test]
 fn adb_is_called_as_it_must_be() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     let engine = fixture!("modern").display().to_string();
     let device = Device::new("adb", "List of devices attached\nS1\tdevice\n\n");
     let program = common::profinfer().display().to_string();
@@ -496,7 +502,7 @@ fn adb_is_called_as_it_must_be() {
 
 #[test]
 fn hdc_is_called_as_it_must_be() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     let engine = fixture!("modern").display().to_string();
     let device = Device::new("hdc", "K1\n");
     let program = common::profinfer().display().to_string();
@@ -529,7 +535,7 @@ fn hdc_is_called_as_it_must_be() {
 /// A login that is not root, on a machine whose sudo asks for no password; both are scripts.
 #[test]
 fn sudo_is_used_where_the_login_is_not_root() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     let engine = fixture!("modern").display().to_string();
     let device = Device::new("adb", "List of devices attached\nS1\tdevice\n");
     let bin = device.dir.path().join("bin");
@@ -574,7 +580,7 @@ fn signals_end_a_recording_on_a_device_too() {
 
 #[test]
 fn devices_that_cannot_be_recorded_are_told() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     for (client, devices, name, said) in [
         ("adb", "List of devices attached\n\n", "", "adb lists no device"),
         (

@@ -90,7 +90,7 @@ const CALLS: [u32; 7] = [7, 1, 7, 1, 1, 1, 1];
 
 #[test]
 fn every_op_of_every_architecture() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     for (preset, ty) in [("tiny", "q4_0"), ("tiny", "f16"), ("gemma2", "q4_0"), ("moe", "q4_0")] {
         for threads in [1, 2] {
             println!("{preset} {ty}, {threads} threads");
@@ -111,7 +111,7 @@ fn every_op_of_every_architecture() {
 
 #[test]
 fn a_graph_with_and_without_its_steps_is_seen_as_it_is_dumped() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     for off in ["shapes", "fuse,plan,cse"] {
         let file = model("gemma2", "q4_0");
         let b = both(&file, &[], &["-t", "2", "--ablate", off]);
@@ -148,7 +148,7 @@ fn a_graph_with_and_without_its_steps_is_seen_as_it_is_dumped() {
 
 #[test]
 fn a_graph_on_two_backends_is_seen_cut() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     for threads in [1, 2] {
         let b = both(&model("tiny", "q4_0"), &[], &["--two-backends", "-t", &threads.to_string()]);
         whole(&b, threads);
@@ -173,7 +173,7 @@ fn a_graph_on_two_backends_is_seen_cut() {
 
 #[test]
 fn fewer_threads_decode_than_prefill() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     let b = both(&model("tiny", "q4_0"), &[], &["-t", "2", "--decode-threads", "1"]);
     agree("order", agreement::order(&b.seen.all, &b.truth));
     let threads: Vec<u32> = b.seen.all.cpu_graphs.iter().map(|g| g.n_threads).collect();
@@ -182,7 +182,7 @@ fn fewer_threads_decode_than_prefill() {
 
 #[test]
 fn the_lower_levels_count_the_same_calls_and_graphs() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     let model = model("tiny", "q4_0");
     let b = both(&model, &["--level", "token"], &["-t", "1"]);
     agree("calls", agreement::calls(&b.seen.all, &b.truth));
@@ -250,7 +250,7 @@ fn selftest_refuses_a_runner_for_another_machine() {
 fn selftest_says_where_it_found_no_room() {
     let said = refused(profinfer().arg("selftest").env("TMPDIR", "/nonexistent"));
     assert!(said.contains("TMPDIR") && said.contains("/nonexistent"), "{said}");
-    let _turn = live!();
+    let _turn = live!(beside others);
     let dir = tempfile::tempdir().expect("a directory");
     let mut small = Command::new("unshare");
     small.args(["-m", "sh", "-c", "mount -t tmpfs -o size=1m none \"$TMPDIR\" && exec \"$0\" selftest"]);

@@ -9,10 +9,9 @@ use std::io::{Read, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
 use std::process::Command;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use common::busy::{Busy, pin};
 use common::run::{Recorder, Target, record, wait_until};
 use common::seen::Seen;
 use common::{fixture, live, model, runner, skip};
@@ -33,16 +32,6 @@ fn now() -> u64 {
     // SAFETY: the clock writes one timespec.
     unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut t) };
     t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64
-}
-
-fn pin(tid: u32, cpu: usize) {
-    // SAFETY: an all-zero set is valid; the kernel reads the given number of bytes.
-    let done = unsafe {
-        let mut set: libc::cpu_set_t = std::mem::zeroed();
-        libc::CPU_SET(cpu, &mut set);
-        libc::sched_setaffinity(tid as i32, size_of_val(&set), &raw const set)
-    };
-    assert_eq!(done, 0, "CPU {cpu} for {tid}");
 }
 
 fn threads(pid: u32) -> BTreeSet<u32> {
@@ -73,30 +62,6 @@ fn switches(pid: u32, tid: u32) -> u64 {
 fn cpu_of(pid: u32, tid: u32) -> Option<usize> {
     let text = proc_text(pid, tid, "status");
     text.lines().find_map(|l| l.strip_prefix("Cpus_allowed_list:"))?.trim().parse().ok()
-}
-
-/// A thread of the test that does some work until it is dropped.
-struct Busy(Arc<AtomicBool>, Option<std::thread::JoinHandle<()>>);
-
-impl Busy {
-    fn start(name: &str, cpu: usize, step: impl Fn() + Send + 'static) -> Busy {
-        let stop = Arc::new(AtomicBool::new(false));
-        let told = stop.clone();
-        let run = move || {
-            pin(0, cpu);
-            while !told.load(Ordering::Relaxed) {
-                step();
-            }
-        };
-        Busy(stop, Some(std::thread::Builder::new().name(name.into()).spawn(run).expect("a thread")))
-    }
-}
-
-impl Drop for Busy {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-        let _ = self.1.take().map(std::thread::JoinHandle::join);
-    }
 }
 
 fn of_thread(seen: &Seen, tid: u32) -> Vec<&OffCpu> {
@@ -168,19 +133,7 @@ fn ended(seen: &Seen, tid: u32, (from, to): (u64, u64)) -> impl Iterator<Item = 
 /// A moment, and what each thread has waited for a CPU until then by the kernel's accounting.
 type Delays = (u64, BTreeMap<u32, u64>);
 
-/// One millisecond of work and one of pause, before all threads of normal priority: whoever runs when the pause ends is
-/// preempted by this thread, whatever else runs on the machine.
-fn interfere() {
-    let first = libc::sched_param { sched_priority: 1 };
-    // SAFETY: the kernel reads one priority.
-    let done = unsafe { libc::sched_setscheduler(0, libc::SCHED_FIFO, &raw const first) };
-    assert_eq!(done, 0, "real-time priority: {}", std::io::Error::last_os_error());
-    let end = now() + 1_000_000;
-    while now() < end {
-        std::hint::spin_loop();
-    }
-    std::thread::sleep(Duration::from_millis(1));
-}
+const MS: Duration = Duration::from_millis(1);
 
 /// How often the kernel's accounting is compared with ours, and after how many switches each time.
 const COMPARED: usize = 40;
@@ -205,7 +158,7 @@ fn interfered(options: &[&str]) {
     });
     let (victim, cpu) = pinned.expect("waited for");
     let (seen, read) = attached(pid, options, || {
-        let _interferer = Busy::start("interferer", cpu, interfere);
+        let _interferer = Busy::start("interferer", cpu, MS, MS);
         let read = |_| -> Delays {
             let end = switches(pid, victim) + SWITCHES;
             wait_until("it loses its CPU", || switches(pid, victim) >= end);

@@ -36,7 +36,7 @@ fn recorded(lib: &std::path::Path, options: &[&str]) -> common::run::Run {
 /// b3889 to v0.5.0 take a llama_batch; b11549 has llama_process, whose batch is read in its parts.
 #[test]
 fn a_request_is_read_from_the_batches_of_all_eras() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     for name in ["b3889", "b4753", "b8121", "v0.5.0", "b11549"] {
         let lib = match engine(name) {
             Ok(path) => path,
@@ -60,7 +60,7 @@ fn a_request_is_read_from_the_batches_of_all_eras() {
 
 #[test]
 fn perf_events_say_that_they_carry_no_batch() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     let lib = match engine("v0.5.0") {
         Ok(path) => path,
         Err(why) => skip!("{why}"),

@@ -70,7 +70,7 @@ fn tokens(seen: &Seen, pid: u32) -> u64 {
 
 #[test]
 fn each_run_is_recorded_from_its_first_call_to_its_end() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     let mut service = Service::start("idle-timeout = \"1h\"", ALL);
     for n in 1..=2 {
         let mut events = service.events();
@@ -97,7 +97,7 @@ fn each_run_is_recorded_from_its_first_call_to_its_end() {
 
 #[test]
 fn files_follow_each_other_and_nothing_is_between() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     // Twice what a recorder may read at once: one that is late on a busy machine must still find room in its file.
     let service = Service::start("file-size = \"4MiB\"\nquota = \"12MiB\"", ALL);
     let engine = Engine::start(&service.engine(), &["-t", "2", "-p", "4", "-n", "12000", "--op-ns", "20000"]);
@@ -128,7 +128,7 @@ fn files_follow_each_other_and_nothing_is_between() {
 
 #[test]
 fn a_ring_is_written_when_asked_and_when_decoding_is_slow() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     let rule = "\n[[rule]]\nname = \"ring\"\nexe = \"ENGINE\"\nbudget = \"100%\"\nring = \"1min\"\n";
     let mut service = Service::start("", &format!("{rule}trigger-below = \"1tok/s\"\n"));
     let engine = slow(&service.engine(), "6000");
@@ -162,7 +162,7 @@ fn a_ring_is_written_when_asked_and_when_decoding_is_slow() {
 
 #[test]
 fn the_beginning_of_every_other_run_is_recorded() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     let rule = "\n[[rule]]\nname = \"some\"\nexe = \"ENGINE\"\nlevel = \"token\"\n\
                 budget = \"100%\"\none-in = 2\ntokens = 10\n";
     let service = Service::start("", rule);
@@ -234,7 +234,7 @@ fn a_service_that_is_killed_leaves_whole_files_and_its_successor_goes_on() {
 
 #[test]
 fn a_wrong_configuration_is_told_and_the_one_before_holds() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     let service = Service::start("", ALL);
     let engine = slow(&service.engine(), "3000");
     service.wait_for("tokens come", |s| s["runs"][0]["tokens"].as_u64() > Some(20));
@@ -261,7 +261,7 @@ fn a_wrong_configuration_is_told_and_the_one_before_holds() {
 
 #[test]
 fn a_second_instance_and_a_directory_that_is_no_good_are_refused() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     let service = Service::start("", ALL);
     let second =
         common::run::run(common::run::profinfer().arg("serve").arg("--conf").arg(service.path("conf.toml")));

@@ -44,7 +44,7 @@ fn record(mut command: Command, way: &[&str], file: &Path, engine: &Path) -> Run
 
 #[test]
 fn under_sudo_the_command_is_the_users_who_called_it() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     let engine = fixture!("modern");
     let groups = Command::new("id").args(["-G", "nobody"]).output().expect("id");
     let groups = String::from_utf8(groups.stdout).expect("text");
@@ -65,7 +65,7 @@ fn under_sudo_the_command_is_the_users_who_called_it() {
 
 #[test]
 fn as_root_and_without_sudo_the_command_is_roots() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     let engine = fixture!("modern");
     let open = directory(0o777);
     let of_root = under_sudo("0", "0");
@@ -85,7 +85,7 @@ fn as_root_and_without_sudo_the_command_is_roots() {
 
 #[test]
 fn a_file_where_the_user_could_make_none_stays_roots() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     let engine = fixture!("modern");
     let closed = directory(0o755);
     let file = closed.path().join("run.pfi");
@@ -98,7 +98,7 @@ fn a_file_where_the_user_could_make_none_stays_roots() {
 /// The engine cannot be determined from its own files: it is stopped at each exec until it is known.
 #[test]
 fn a_command_whose_engine_is_found_late_is_recorded_in_full() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     let engine = fixture!("modern");
     let open = directory(0o777);
     let file = open.path().join("run.pfi");
@@ -111,7 +111,7 @@ fn a_command_whose_engine_is_found_late_is_recorded_in_full() {
 
 #[test]
 fn what_is_no_user_is_an_error_and_nothing_runs() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     let open = directory(0o777);
     let (file, ran) = (open.path().join("run.pfi"), open.path().join("ran"));
     for (uid, gid, said) in [

@@ -35,7 +35,7 @@ fn stat(run: &Run, what: &str) -> Value {
 
 #[test]
 fn experts_are_told_token_by_token() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     let run = recorded(&["--experts"], &model("moe", "q4_0"), &["-t", "2", "-n", "24"]);
     let reuse = &stat(&run, "reuse")["reuse"];
     assert_eq!(
@@ -59,7 +59,7 @@ fn experts_are_told_token_by_token() {
 
 #[test]
 fn ops_of_two_backends_stand_side_by_side() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     let run = recorded(&[], &model("tiny", "q4_0"), &["--two-backends", "-t", "1", "-n", "24"]);
     let shapes = &stat(&run, "shapes")["shapes"];
     assert_eq!(shapes["places"].as_array().map(Vec::len), Some(2), "{shapes:#}");
@@ -88,7 +88,7 @@ impl Random {
 
 #[test]
 fn damaged_recordings_pass_all_views() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     let whole = ["--experts", "--sched", "--phases"];
     let run = recorded(&whole, &model("moe", "q4_0"), &["-t", "2", "-n", "2"]);
     let file = std::fs::read(&run.trace).expect("a trace");

@@ -69,7 +69,7 @@ fn on_device<'r>(report: &'r Value, phase: &str) -> &'r Value {
 
 /// Each dispatch is of the nodes that were being enqueued, lies in its split, and follows the one before it.
 fn dispatches_are_timed(name: &str, preset: &str) {
-    let _turn = live!();
+    let _turn = live!(beside others);
     let (engine, device, _) = match bed(name) {
         Ok(bed) => bed,
         Err(why) => skip!("{why}"),
@@ -142,7 +142,7 @@ fn own_tables(text: &str) -> BTreeMap<String, (f64, f64)> {
 
 #[test]
 fn times_are_within_the_engines_own() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     let (engine, device, _) = match bed("vulkan-v0.5.0") {
         Ok(bed) => bed,
         Err(why) => skip!("{why}"),
@@ -172,7 +172,7 @@ fn times_are_within_the_engines_own() {
 
 #[test]
 fn the_layer_changes_no_result() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     let (engine, device, layer) = match bed("vulkan-v0.5.0") {
         Ok(bed) => bed,
         Err(why) => skip!("{why}"),

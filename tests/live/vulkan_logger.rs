@@ -68,7 +68,7 @@ fn rows(all: &Seen, idents: &Idents, kernels: &[&PlacedKernel<'_>]) -> Vec<((Str
 }
 
 fn times_are_those_of_the_engines_tables(name: &str) {
-    let _turn = live!();
+    let _turn = live!(beside others);
     let run = match recorded(name, &["GGML_VK_PERF_LOGGER_FREQUENCY=1"]) {
         Ok(run) => run,
         Err(why) => skip!("{why}"),
@@ -134,7 +134,7 @@ fn times_are_those_of_the_engines_tables_v0_5_0() {
 /// Engines whose timestamps are not one a group give no times, and the recording says why.
 #[test]
 fn timestamps_of_other_things_are_told() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     let cases = [("vulkan-v0.5.0", &["GGML_VK_PERF_LOGGER_CONCURRENT=1"][..]), ("vulkan-b5640", &[])];
     for (name, variables) in cases {
         let run = match recorded(name, variables) {
@@ -163,7 +163,7 @@ impl Drop for Killed {
 /// variables are the user's, and nothing has to be set.
 #[test]
 fn an_engine_that_runs_already_has_told_its_ticks() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     let (engine, device) = match engine("vulkan-v0.5.0").and_then(|e| Ok((e, super::vulkan::device()?))) {
         Ok(bed) => bed,
         Err(why) => skip!("{why}"),

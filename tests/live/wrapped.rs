@@ -41,14 +41,14 @@ fn all_of_it(wrapper: &[&str], program: &Path) {
 
 #[test]
 fn a_wrapped_engine_is_recorded_from_its_first_call() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     let engine = fixture!("modern");
     WRAPPERS.iter().for_each(|wrapper| all_of_it(wrapper, &engine));
 }
 
 #[test]
 fn so_is_one_that_opens_its_parts_by_itself() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     let engine = fixture!("late");
     for wrapper in [WRAPPERS[0], WRAPPERS[7], WRAPPERS[10]] {
         all_of_it(wrapper, &engine);
@@ -96,7 +96,7 @@ fn a_recorder_that_is_killed_leaves_a_command_that_runs() {
 
 #[test]
 fn a_command_without_an_engine_fails_and_its_status_is_reported() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     let run = record(&["--", "sh", "-c", "sleep 0.2; exit 3"]);
     assert_eq!(run.status.code(), Some(1), "{}", run.stderr);
     assert!(run.stderr.contains("nothing recorded") && run.stderr.contains("status 3"), "{}", run.stderr);

@@ -14,6 +14,7 @@ import time
 from collections import Counter
 
 import rust
+from kernel import expedited
 
 OUT = rust.ROOT / "target" / "tests" / "flaky"
 BUSY = "while :; do :; done"
@@ -41,14 +42,14 @@ def main(arguments):
     times, name, filters = int(arguments[0]), arguments[1], arguments[2:]
     OUT.mkdir(parents=True, exist_ok=True)
     programs = rust.build([name])
-    serial = ["--test-threads=1"] if name == "live" else []
+    turns = rust.IN_TURNS if name == "live" else []
     failures, ran = Counter(), Counter()
-    with load():
+    with load(), expedited():
         for n in range(1, times + 1):
             begin = time.monotonic()
             now = 0
             for program in programs:
-                outcome = rust.run(program, [*serial, *filters])
+                outcome = rust.run(program, [*turns, *filters])
                 ran.update(test for _, test in outcome.times)
                 now += len(outcome.failed)
                 for test, output in outcome.failed:

@@ -1,5 +1,6 @@
-"""Watches the kernel's log while tests run: an oops, or a warning about what a recorder uses, ends the suite."""
+"""The kernel while tests run: an oops, or a warning about what a recorder uses, ends the suite; and its grace periods."""
 
+import contextlib
 import os
 import re
 import select
@@ -15,6 +16,26 @@ WARNING = re.compile(r"WARNING: ")
 END = "---[ end trace"
 # Functions of uprobes, tracing, perf and BPF, as a stack names them. Not those that print the stack itself.
 OURS = re.compile(r"\b\w*(uprobe|tracefs|ftrace|trace_(event|array|probe)|tracing_|perf_|bpf)\w*\+0x")
+
+# Documentation/admin-guide/kernel-parameters.txt, rcupdate.rcu_expedited.
+EXPEDITED = Path("/sys/kernel/rcu_expedited")
+
+
+@contextlib.contextmanager
+def expedited():
+    """Short grace periods: a recorder waits for one as it places and removes each probe, half of a short test's time.
+    Guests of `make test-arm64` keep theirs as they are."""
+    try:
+        before = EXPEDITED.read_text()
+        EXPEDITED.write_text("1")
+    except OSError:
+        # Not root, or not this kernel: slower, and the same.
+        yield
+        return
+    try:
+        yield
+    finally:
+        EXPEDITED.write_text(before)
 
 
 def died():

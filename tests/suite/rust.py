@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
 """Builds test programs of the workspace, once for all, and runs them; prints each failure, skip and slow test.
 
-usage: rust.py [--without-agent] [--serial] [--build] PROGRAM... [-- [--skip FILTER]... [FILTER...]]
+usage: rust.py [--without-agent] [--turns] [--build] PROGRAM... [-- [--skip FILTER]... [FILTER...]]
 
-PROGRAM is `lib` (the unit tests of all crates) or a file of tests/. The filters are libtest's. --serial runs one test at a
-time, as those that record need it, and prints each. Times and skips are also written to the files that the environment names (run.py sets them): PROFINFER_TIMES
-and PROFINFER_SKIPS; the tests that run now are in PROFINFER_RUNNING.
+PROGRAM is `lib` (the unit tests of all crates) or a file of tests/. The filters are libtest's.
+--turns is for tests that record: each is printed, and as they wait for the kernel more than they compute, one more of them
+is begun than there are processors. Which run beside others says a lock (`live!` in tests/common/mod.rs).
 --build runs none.
+Times, without those of waiting for a turn, and skips are also written to the files that the environment names (run.py sets
+them): PROFINFER_TIMES and PROFINFER_SKIPS; the tests that run now are in PROFINFER_RUNNING.
 Exit code: 0 all passed, 1 a test failed, 2 nothing could be run.
 """
 
@@ -18,9 +20,12 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from kernel import expedited
+
 ROOT = Path(__file__).resolve().parents[2]
 # Shown although they passed.
 SLOW = 20
+IN_TURNS = [f"--test-threads={(os.cpu_count() or 1) + 1}"]
 
 
 @dataclass
@@ -85,7 +90,7 @@ def run(program, filters, ended=lambda name, event, seconds, output: None):
         elif what in ("ok", "failed", "ignored"):
             running.discard(name)
             note(outcome, event)
-            ended(name, what, event.get("exec_time") or 0, event.get("stdout", ""))
+            ended(name, what, seconds(event), event.get("stdout", ""))
         say_running(running)
     code = child.wait()
     if code and not outcome.failed:
@@ -95,16 +100,25 @@ def run(program, filters, ended=lambda name, event, seconds, output: None):
     return outcome
 
 
+def lines(event, kind):
+    """What a test said of itself, past `kind`."""
+    return [line.removeprefix(kind) for line in event.get("stdout", "").splitlines() if line.startswith(kind)]
+
+
+def seconds(event):
+    """How long a test took, once it had its turn."""
+    return max((event.get("exec_time") or 0) - sum(map(float, lines(event, "waited: "))), 0)
+
+
 def note(outcome, event):
-    name, output, seconds = event["name"], event.get("stdout", ""), event.get("exec_time") or 0
-    skipped = [line.removeprefix("skipped: ") for line in output.splitlines() if line.startswith("skipped: ")]
+    name, output, skipped = event["name"], event.get("stdout", ""), lines(event, "skipped: ")
     if event["event"] == "failed":
         outcome.failed.append((name, output))
     elif skipped:
         outcome.skipped.append((name, "; ".join(skipped)))
     elif event["event"] == "ok":
         outcome.passed += 1
-    outcome.times.append((seconds, name))
+    outcome.times.append((seconds(event), name))
 
 
 def append(variable, lines):
@@ -127,7 +141,7 @@ def main(arguments):
     own, _, filters = " ".join(arguments).partition(" -- ")
     flags = [word for word in own.split() if word.startswith("--")]
     names = [word for word in own.split() if not word.startswith("--")]
-    if not names or set(flags) - {"--without-agent", "--serial", "--build"}:
+    if not names or set(flags) - {"--without-agent", "--turns", "--build"}:
         sys.exit(__doc__)
     programs = build(names, "--without-agent" in flags)
     if "--build" in flags:
@@ -137,13 +151,12 @@ def main(arguments):
     def ended(name, what, seconds, output):
         if what == "failed":
             print(f"\n---- FAILED {name}\n{output.rstrip()}", flush=True)
-        if "--serial" in flags or seconds > SLOW:
+        if "--turns" in flags or seconds > SLOW:
             print(f"  {what:7} {seconds:6.1f} s  {name}", flush=True)
 
     for program in programs:
         begin = time.monotonic()
-        serial = ["--test-threads=1"] if "--serial" in flags else []
-        outcome = run(program, [*serial, *filters.split()], ended)
+        outcome = run(program, [*(IN_TURNS if "--turns" in flags else []), *filters.split()], ended)
         if outcome.times or outcome.failed:
             report(program, outcome, time.monotonic() - begin)
         total += len(outcome.times)
@@ -155,4 +168,5 @@ def main(arguments):
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    with expedited():
+        sys.exit(main(sys.argv[1:]))
