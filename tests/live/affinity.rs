@@ -55,7 +55,7 @@ fn state_of(state: &Value, pid: u32) -> Option<Value> {
 
 #[test]
 fn an_engine_decodes_on_the_cpus_of_its_rule_and_has_all_at_the_end() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     let Some(all) = whole() else { skip!("two CPUs are needed, all of them allowed") };
     let mut service = Service::start("", RULE);
     let target = engine(&service, &ONE);
@@ -91,7 +91,7 @@ fn an_engine_decodes_on_the_cpus_of_its_rule_and_has_all_at_the_end() {
 
 #[test]
 fn two_threads_never_get_one_cpu() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     let Some(all) = whole() else { skip!("two CPUs are needed, all of them allowed") };
     let service = Service::start("", RULE);
     let target = engine(&service, &TWO);
@@ -118,7 +118,7 @@ fn keepers(service: &Service) -> Vec<u32> {
 
 #[test]
 fn a_service_that_is_killed_leaves_no_engine_on_fewer_cpus() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     let Some(all) = whole() else { skip!("two CPUs are needed, all of them allowed") };
     let mut service = Service::start("", RULE);
     let target = engine(&service, &ONE);
@@ -140,7 +140,7 @@ fn a_service_that_is_killed_leaves_no_engine_on_fewer_cpus() {
 
 #[test]
 fn a_recorder_that_dies_or_stands_still_leaves_its_engine_all_cpus() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     let Some(all) = whole() else { skip!("two CPUs are needed, all of them allowed") };
     let service = Service::start("", RULE);
     // A prompt of two threads may come at any time: that is seen only while the recorder follows.
@@ -194,7 +194,7 @@ fn script(dir: &Path, text: &str) -> String {
 
 #[test]
 fn who_watches_sees_a_run_and_a_trigger_runs_its_program_once() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     let dir = tempfile::tempdir().expect("a directory");
     let told = dir.path().join("told");
     // The second line is reached by no run: the limit is before it.

@@ -293,7 +293,7 @@ fn a_small_buffer_loses_and_counts() {
 
 #[test]
 fn commands_that_cannot_be_recorded() {
-    let _turn = live!(beside others);
+    let _turn = live!();
     expect::one_line_error(&record(&["--", "/nonexistent/engine"]), &["/nonexistent/engine", "No such file"]);
     expect::one_line_error(&record(&["--", "no-such-engine-anywhere"]), &["no-such-engine-anywhere", "PATH"]);
     expect::one_line_error(&record(&["--", "true"]), &["no GGML"]);

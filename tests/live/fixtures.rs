@@ -346,7 +346,7 @@ fn statically_linked_and_stripped_is_refused() {
 
 #[test]
 fn a_32_bit_target_is_refused() {
-    let _turn = live!(beside others);
+    let _turn = live!();
     let program = fixture!("bare32");
     let target = Target::start::<&str>(&program, &[]);
     expect::one_line_error(&record(&["-p", &target.pid().to_string()]), &["32-bit"]);
@@ -504,7 +504,7 @@ fn a_running_process_is_recorded_from_its_next_graph() {
 
 #[test]
 fn a_file_is_probed_before_any_process_runs() {
-    let _turn = live!(beside others);
+    let _turn = live!();
     for name in ["modern", "static-pie"] {
         let program = fixture!(name);
         let dir = tempfile::tempdir().expect("a directory");

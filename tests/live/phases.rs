@@ -92,7 +92,7 @@ fn at_the_lowest_level_and_through_perf_buffers() {
 /// A program that loads, tokenizes and ends, recorded through its library from before its start.
 #[test]
 fn loading_comes_first() {
-    let _turn = live!(beside others);
+    let _turn = live!();
     for name in ["b3889", "b8121", "b11549"] {
         let lib = match engine(name) {
             Ok(path) => path,

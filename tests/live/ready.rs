@@ -16,7 +16,7 @@ use serde_json::Value;
 
 #[test]
 fn it_says_when_it_is_ready_without_a_terminal() {
-    let _turn = live!(beside others);
+    let _turn = live!();
     let program = fixture!("modern");
     let engine = program.to_str().expect("UTF-8");
     let target = Target::start(&program, &["-n", "1000000", "--op-ns", "20000", "--sleep"]);

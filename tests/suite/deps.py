@@ -3,8 +3,8 @@
 
 usage: deps.py restore | save
 
-A copy of target/debug without anything of the workspace, made of hard links where the file system allows, in
-$XDG_CACHE_HOME/profinfer/deps, by Cargo.lock and compiler. Cargo itself decides whether a restored file is current: its
+A copy of target/debug, and of its like for arm64, without anything of the workspace, made of hard links where the file
+system allows, in $XDG_CACHE_HOME/profinfer/deps, by Cargo.lock and compiler. Cargo itself decides whether a restored file is current: its
 fingerprint holds version, features, profile and compiler.
 """
 
@@ -19,13 +19,15 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "profinfer" / "deps"
-# Of cargo's layout of a target directory; each entry's name begins with that of its crate.
+# Within the target directory.
+BUILDS = ["debug", "aarch64-unknown-linux-musl/debug"]
+# Of cargo's layout of each; each entry's name begins with that of its crate.
 PARTS = [".fingerprint", "build", "deps"]
 ENTRY = re.compile(r"(?:lib)?(.+)-[0-9a-f]{16}(?:\..*)?")
 
 
 def target():
-    return Path(os.environ.get("CARGO_TARGET_DIR") or ROOT / "target") / "debug"
+    return Path(os.environ.get("CARGO_TARGET_DIR") or ROOT / "target")
 
 
 def key():
@@ -49,7 +51,7 @@ def link(source, to):
 
 
 def copy(source, to, wanted=lambda name: True):
-    for part in PARTS:
+    for part in [f"{build}/{part}" for build in BUILDS for part in PARTS if (source / build).is_dir()]:
         (to / part).mkdir(parents=True, exist_ok=True)
         for entry in os.scandir(source / part) if (source / part).is_dir() else []:
             new = to / part / entry.name
@@ -62,8 +64,8 @@ def copy(source, to, wanted=lambda name: True):
 
 
 def restore():
-    if target().exists():
-        return "target/debug is there already"
+    if (target() / BUILDS[0]).exists():
+        return f"{BUILDS[0]} is there already"
     kept = CACHE / key()
     if not kept.is_dir():
         return "no compiled dependencies of this Cargo.lock and compiler"
