@@ -250,7 +250,9 @@ fn storm(program: &Path, options: &[&str]) {
     // Its state says so before it has left its CPU; this file is read only after that.
     let asleep = || proc_text(pid, echo, "syscall").starts_with(|c: char| c.is_ascii_digit());
     wait_until("it waits for the first byte", asleep);
-    let (seen, (from, to, kernel)) = attached(pid, options, || {
+    // Room for all events: a recorder that is compiled for tests reads them slowly.
+    let options = [options, &["--buffer-size", "64MiB"]].concat();
+    let (seen, (from, to, kernel)) = attached(pid, &options, || {
         let (from, before) = (now(), switches(pid, echo));
         std::thread::scope(|s| {
             s.spawn(|| {
@@ -283,7 +285,8 @@ fn storm(program: &Path, options: &[&str]) {
     // One at the window's edge may be counted on its other side.
     assert!(records <= kernel + 1 && kernel <= records + lost + 1, "{records} of {kernel}, {lost} lost");
     assert!(kernel >= ROUNDS as u64);
-    assert_eq!(all.iter().filter(|r| r.cut).count(), 1, "it waits to the end");
+    let waits = all.iter().filter(|r| r.cut).count();
+    assert!(waits == 1 || lost > 0 && waits == 0, "it waits to the end: {waits}");
     drop((there, back));
     target.said();
 }
