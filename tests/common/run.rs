@@ -117,11 +117,9 @@ impl Recorder {
         wait_for_change(what, self.dir.path(), Some(self.child.id()), done, || self.stderr());
     }
 
-    /// Waits until the trace has at least this many bytes after its file header: then probes are attached and
-    /// events have arrived.
-    pub fn wait_for_bytes(&mut self, least: u64) {
-        let grown = || std::fs::metadata(&self.trace).is_ok_and(|m| m.len() >= least);
-        self.wait_for_output("the trace grows", grown);
+    /// Waits until the trace has operators.
+    pub fn wait_for_slices(&self) {
+        self.wait_for_trace("operators are recorded", |all| all.runs.iter().any(|run| run.n > 0));
     }
 
     /// Waits until the recorder reports that the engine's probes are attached.

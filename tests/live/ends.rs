@@ -15,11 +15,12 @@ use common::run::{Recorder, Run, Target, profinfer, record, run, signal_to, wait
 use common::seen::Seen;
 use common::waiting::monotonic;
 use common::{expect, fixture, live};
+use pfi::Trace;
 
-/// A recorder on a target, after it has written something.
+/// A recorder on a target, after it has written operators.
 fn recording(target: &Target) -> Recorder {
-    let mut recorder = Recorder::start(&["-p", &target.pid().to_string()]);
-    recorder.wait_for_bytes(1000);
+    let recorder = Recorder::start(&["-p", &target.pid().to_string()]);
+    recorder.wait_for_slices();
     recorder
 }
 
@@ -129,9 +130,9 @@ fn a_killed_target_ends_the_recording() {
 fn the_status_of_a_killed_command_is_passed_on() {
     let _turn = live!(beside others);
     let program = fixture!("modern");
-    let mut recorder =
+    let recorder =
         Recorder::start(&["--", program.to_str().expect("a path"), "-n", "1000000", "--op-ns", "1000"]);
-    recorder.wait_for_bytes(1000);
+    recorder.wait_for_slices();
     let children = format!("/proc/{0}/task/{0}/children", recorder.child.id());
     let tasks = format!("/proc/{}/task", recorder.child.id());
     let child = fs::read_to_string(&children).unwrap_or_default();
@@ -217,7 +218,9 @@ fn a_replaced_recording_that_is_killed_is_there() {
     let mut command = profinfer();
     command.args(["record", "--force", "-p", &pid, "-o"]).arg(&file).stderr(Stdio::null());
     let mut recorder = command.spawn().expect("started");
-    wait_until("the new one has the name", || fs::metadata(&file).is_ok_and(|m| m.len() > 1000));
+    // What follows the header comes a moment after it.
+    let slices = || Trace::open(&file).map_or(0, |_| Seen::damaged(&file).slices());
+    wait_until("the new one has the name, and slices", || slices() > 0);
     recorder.kill().expect("killed");
     wait(&mut recorder);
     assert!(Seen::damaged(&file).slices() > 0);

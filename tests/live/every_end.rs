@@ -6,6 +6,7 @@ use crate::common;
 use std::path::Path;
 
 use common::run::{Recorder, Run, Target, profinfer, signal_to, wait_until};
+use common::seen::Seen;
 use common::{fixture, live, model, runner};
 use serde_json::Value;
 
@@ -40,15 +41,15 @@ fn ended(level: &[&str], end: End, engine: &[&str]) -> Run {
         End::Tokens => &["--tokens", "5"],
         _ => &[],
     };
-    let mut recorder = Recorder::start(&[level, limit, &["-p", &pid]].concat());
+    let recorder = Recorder::start(&[level, limit, &["-p", &pid]].concat());
     match end {
         End::Duration | End::Tokens => {}
         End::Interrupt | End::Terminate => {
-            recorder.wait_for_bytes(2000);
+            recorder.wait_for_tokens(0);
             recorder.signal(if matches!(end, End::Interrupt) { libc::SIGINT } else { libc::SIGTERM });
         }
         End::TargetKilled => {
-            recorder.wait_for_bytes(2000);
+            recorder.wait_for_tokens(0);
             signal_to(target.pid(), libc::SIGKILL);
         }
     }
@@ -137,14 +138,13 @@ fn of_two_recordings_of_one_engine() {
     let _turn = live!(beside others);
     let target = Target::start(fixture!("modern"), &["-n", "1000000", "-t", "2", "--op-ns", "1000"]);
     let pid = target.pid().to_string();
-    let mut first = Recorder::start(&["-p", &pid]);
-    let mut second = Recorder::start(&["-p", &pid, "--duration", "500ms"]);
-    first.wait_for_bytes(2000);
-    second.wait_for_bytes(1000);
+    let first = Recorder::start(&["-p", &pid]);
+    let second = Recorder::start(&["-p", &pid, "--duration", "500ms"]);
+    first.wait_for_tokens(0);
     let second = second.finish();
     // It goes on.
-    let now = std::fs::metadata(&first.trace).expect("its trace").len();
-    first.wait_for_bytes(now + 8000);
+    let now = Seen::damaged(&first.trace).all.tokens.len();
+    first.wait_for_tokens(now);
     first.signal(libc::SIGINT);
     for run in [second, first.finish()] {
         assert!(run.status.success(), "{}", run.stderr);

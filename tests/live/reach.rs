@@ -288,7 +288,7 @@ fn a_recorder_that_is_killed_leaves_nothing_in_the_kernel() {
     for source in ["bpf", "perf"] {
         let mut target = Target::start(&program, &LONG);
         let mut recorder = Recorder::start(&["-p", &target.pid().to_string(), "--source", source]);
-        recorder.wait_for_bytes(4096);
+        recorder.wait_for_slices();
         let pid = recorder.child.id();
         assert!(patched(target.pid(), &library(&program)) > 4, "{source}");
         assert!(definitions(pid).len() > 4, "{source}");

@@ -26,11 +26,11 @@ fn it_says_when_it_is_ready_without_a_terminal() {
         (&["--exe", engine], format!("every process that runs or maps {engine}")),
         (&["--", engine, "-n", "1000000", "--op-ns", "20000", "--sleep"], engine.to_owned()),
     ] {
-        let mut recorder = Recorder::start(args);
+        let recorder = Recorder::start(args);
         let line = format!("profinfer: ready: recording {what}; press Ctrl-C to stop");
         recorder.wait_for_stderr(&line);
         assert!(recorder.stderr().lines().any(|l| l == line), "{args:?}: {}", recorder.stderr());
-        recorder.wait_for_bytes(1000);
+        recorder.wait_for_slices();
         recorder.signal(libc::SIGINT);
         let run = recorder.finish();
         run.seen().books_close();
