@@ -92,9 +92,11 @@ engines: | setup ## download the packaged llama.cpp builds into the cache
 	$(call say,engines from packages)
 	@{ tests/engines/fetch.sh && tests/gpu/opencl.sh && tests/gpu/cuda.sh; } || { echo "some engines are missing: tests on them are skipped" >&2; [ "$${PROFINFER_REQUIRE:-}" != 1 ]; }
 
-fixtures: | setup ## build the fake engines
+fixtures: $(FIXTURES)/.built ## build the fake engines
+$(FIXTURES)/.built: $(wildcard tests/fixtures/*) | setup
 	$(call say,fake engines)
 	tests/fixtures/build.sh $(FIXTURES)
+	@touch $@
 
 driver: | setup ## build the program that runs a model on a packaged engine
 	$(MAKE) --no-print-directory -C tests/engines OUT=$(abspath $(DRIVER))
@@ -142,7 +144,7 @@ spark: | setup ## ask the questions of docs/SQL.md in Apache Spark
 
 test-service: layers | setup ## test the service: unit, init scripts, scripts for boards, Debian package, and its metrics with Prometheus
 	$(call say,files of the service)
-	$(RUST) lib plain --build
+	$(RUST) lib plain -- daemon::metrics::tests::samples_for_other_programs
 	python3 tests/service/files.py
 	python3 tests/service/installing.py
 	python3 tests/service/metrics.py
