@@ -25,7 +25,7 @@ say = @t=$$(( $$(date +%s) - $(START) )); printf '\n== %d:%02d  %s\n' $$((t / 60
 
 .NOTPARALLEL:
 .PHONY: layers check help setup setup-build setup-demo setup-dist setup-deb build dist demo demo-llama test test-all test-change \
-    lint rebuild-check rustdoc fixtures engines driver test-programs unit test-service deb test-dist dist-check test-arm images guests-short \
+    lint rebuild-check rustdoc fixtures engines driver unit test-service deb test-dist dist-check test-arm images guests-short \
     test-arm64 asan live devices server browser spark kill no-agent flaky proptest setup-fuzz fuzz fuzz-quick kill-points faults clean
 
 ##@ Use
@@ -124,9 +124,6 @@ rustdoc: | setup ## check the documentation comments: links, and code in them
 	$(call say,documentation comments)
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --no-deps --workspace
 	$(CARGO) test --locked --workspace --doc
-
-test-programs: engines fixtures driver layers ## build what `make unit` and `make live` run
-	$(RUST) lib plain runner_alloc live --build
 
 unit: engines fixtures driver ## run unit tests and the tests that need no live engine
 	$(call say,tests that need no live engine)

@@ -62,7 +62,8 @@ _PLAIN_KINDS = (
     (36, "TargetState", "pid:u32 at:start|change|end mono_ns:u64 affinity:str threads:str online:str cpuset:str "
      "quota_us:u64? period_us:u64? quota_group:str periods:u64? throttled:u64? throttled_us:u64? policies:str "
      "huge_pages:str resident:u64? anon_huge:u64? file_huge:u64? locked:u64? swapped:u64? mem_total:u64? "
-     "mem_available:u64? minor_faults:u64? major_faults:u64?", "pid mono_ns"),
+     "mem_available:u64? minor_faults:u64? major_faults:u64? memory_limit:u64? memory_group:str oom_kills:u64?",
+     "pid mono_ns"),
     (37, "OpCpus", "tid:u32 t:time data:bytes", None),
     (38, "Ubatch", "token:u64? pid:u32 tid:u32 t:time context:u64 tokens:u32 unread:u32 whole:bool data:bytes", None),
     (39, "Memory", "pid:u32 tid:u32 t:time context:u64 what:clear|remove|copy|keep|shift|save|load|divide seq:i64 to:i64 "

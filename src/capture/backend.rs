@@ -10,7 +10,7 @@ use crate::capture::pmc::follow::SharedCounters;
 use crate::capture::source::{BackendChoice, CaptureOptions, Sink, Source};
 use crate::host::btf::Btf;
 use crate::host::diagnose::{self, Act};
-use crate::host::privileges;
+use crate::host::{namespaces, privileges, tracing};
 use pfi::record::{self, TransportKind};
 
 /// A backend.
@@ -26,8 +26,10 @@ impl CaptureBackend {
     /// loading the programs reports the error.
     ///
     /// # Errors
-    /// The requested backend is not available.
+    /// The kernel's tracing does not answer, this is not the kernel's namespace, or the requested backend is not available.
     pub fn choose(wish: BackendChoice) -> Result<CaptureBackend, RecordError> {
+        tracing::answers()?;
+        namespaces::are_initial()?;
         match wish {
             BackendChoice::Bpf => Ok(CaptureBackend::Bpf),
             BackendChoice::Perf => {

@@ -27,7 +27,7 @@ use crate::host::check::{Check, CheckResult};
 use crate::host::diagnose::{self, Act};
 use crate::host::kconfig::Kconfig;
 use crate::host::privileges::Cap;
-use crate::host::{machine, privileges, sensors};
+use crate::host::{machine, namespaces, privileges, sensors, tracing};
 
 /// Buffer of the trial load, bytes: the default of a recording.
 const BUFFER: u64 = 8 << 20;
@@ -120,6 +120,8 @@ pub fn checkup(ask: &Ask<'_>) -> Checkup {
     };
     let mut checks = rights.checks();
     let mut kernel = features::kernel(&rights, !ask.no_probe, ask.btf);
+    kernel.push(namespaces());
+    kernel.push(oops());
     kernel.push(perf_events(&perf));
     kernel.push(features::config(Kconfig::read(&m.kernel).as_ref()));
     kernel.push(sensors::offered(Path::new("/sys")));
@@ -155,6 +157,22 @@ pub fn checkup(ask: &Ask<'_>) -> Checkup {
         None => all.fit = true,
     }
     all
+}
+
+fn namespaces() -> Check {
+    let check = Check::new("namespaces", "process ids and times as the kernel's", CheckResult::Ok);
+    match namespaces::are_initial() {
+        Ok(()) => check,
+        Err(why) => Check { state: CheckResult::Missing, ..check }.detail(&why.to_string()),
+    }
+}
+
+fn oops() -> Check {
+    let check = Check::new("oops", "no oops since boot", CheckResult::Ok);
+    match tracing::oops() {
+        None => check,
+        Some(told) => Check { state: CheckResult::Optional, ..check }.detail(told),
+    }
 }
 
 /// Checks that only BPF programs need.

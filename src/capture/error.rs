@@ -6,7 +6,9 @@ use std::path::{Path, PathBuf};
 
 use crate::engine::discover::DiscoverError;
 use crate::host::diagnose::KernelError;
+use crate::host::namespaces::ForeignNamespace;
 use crate::host::tracefs::TracefsError;
+use crate::host::tracing::NoAnswer;
 use pfi::WriteError;
 
 /// Advice for a command that was not found in PATH.
@@ -24,6 +26,10 @@ fn elsewhere(command: &str, source: &io::Error) -> &'static str {
 pub enum RecordError {
     #[error(transparent)]
     Discover(#[from] DiscoverError),
+    #[error(transparent)]
+    Silent(#[from] NoAnswer),
+    #[error(transparent)]
+    Elsewhere(#[from] ForeignNamespace),
     #[error("process {0} does not exist: give the PID of a running process")]
     NoProcess(u32),
     #[error("process {0} ended before its recording began")]

@@ -17,6 +17,7 @@ use crate::host::btf::Btf;
 use crate::host::diagnose::{self, Act};
 use crate::host::kconfig::Kconfig;
 use crate::host::privileges::Privileges;
+use crate::host::tracefs as definitions;
 use crate::host::tracepoint;
 
 /// A kernel error number, positive.
@@ -52,7 +53,7 @@ pub fn kernel(p: &Privileges, place: bool, given: Option<&Btf>) -> Vec<Check> {
     }
     let btf = btf(given);
     out.push(tracefs(btf.state == CheckResult::Ok, p));
-    out.push(definitions());
+    out.push(events());
     out.push(btf);
     out.push(scheduler(no_bpf));
     out.push(t.counters());
@@ -170,10 +171,15 @@ fn tracefs(has_btf: bool, p: &Privileges) -> Check {
 }
 
 /// Whether probes can be defined in tracefs.
-fn definitions() -> Check {
+fn events() -> Check {
     let check = Check::new("uprobe-events", "probe definitions in tracefs", CheckResult::Ok);
-    match crate::host::tracefs::offered() {
-        Ok(()) => check,
+    match definitions::offered() {
+        Ok(()) => match definitions::left_over() {
+            None | Some(0) => check,
+            Some(n) => check.detail(&format!(
+                "{n} left by killed recorders, in use by none: the next recording removes them"
+            )),
+        },
         Err(why) => Check { state: CheckResult::Optional, ..check }
             .detail(&format!("{why}; processes are probed one by one, and detaching takes longer")),
     }

@@ -7,8 +7,8 @@
 //!
 //! If the kernel has uprobe_multi links and few processes are expected, the first of them get one link each instead:
 //! links are removed concurrently. But the kernel leaves their breakpoints in forked children, where a definition's
-//! are removed at the first hit. One definition without a program, with markers at other instructions of the outer
-//! functions, still shows whether a child ran.
+//! are removed at the first hit. Definitions without a program, as markers at other instructions of the outer functions,
+//! still show whether a child ran.
 //!
 //! If definitions cannot be written (tracefs is read-only, or not accessible), each process gets a perf event with
 //! its own probe, which also takes some 80 ms to remove.
@@ -82,31 +82,23 @@ impl Uprobes {
         self.links
     }
 
-    /// Places breakpoints without a program. They are one definition, so they are removed together.
+    /// Places breakpoints without a program.
     ///
     /// # Errors
     /// What the kernel refuses.
     pub fn place_markers(&self, sites: &[(PathBuf, u64)]) -> Result<Vec<Box<dyn Probe>>, ProbeError> {
-        let open = |path: &Path| File::open(path).map_err(ProbeError::open(path));
-        let Ok(tracefs) = &self.tracefs else {
-            let own = sites.iter().map(|(path, offset)| {
-                let own = Own {
-                    program: None,
-                    ret: false,
-                    file: open(path)?,
-                    offset: *offset,
-                    events: BTreeMap::new(),
-                };
-                Ok(Box::new(own) as Box<dyn Probe>)
-            });
-            return own.collect();
+        let marker = |(path, offset): &(PathBuf, u64)| -> Result<Box<dyn Probe>, ProbeError> {
+            let (file, offset, events) =
+                (File::open(path).map_err(ProbeError::open(path))?, *offset, BTreeMap::new());
+            Ok(match &self.tracefs {
+                Ok(tracefs) => {
+                    let definition = tracefs.define(&file, offset, false, "")?;
+                    Box::new(Shared { events, _holder: None, definition })
+                }
+                Err(_) => Box::new(Own { program: None, ret: false, file, offset, events }),
+            })
         };
-        let Some(((path, offset), more)) = sites.split_first() else { return Ok(Vec::new()) };
-        let definition = tracefs.define(&open(path)?, *offset, false, "")?;
-        for (path, offset) in more {
-            tracefs.append(&definition, &open(path)?, *offset)?;
-        }
-        Ok(vec![Box::new(Shared { events: BTreeMap::new(), _holder: None, definition })])
+        sites.iter().map(marker).collect()
     }
 
     /// Places a probe that any number of processes can share.

@@ -18,6 +18,7 @@ use crate::capture::calibration_target::Spot;
 use crate::capture::checkup::{self, Ask, Checkup, Hit};
 use crate::engine::examine::Subject;
 use crate::host::btf::Btf;
+use crate::host::tracing;
 use analysis::predict::{HitCosts, PredictedHits, Prediction, Range, predict};
 use pfi::Trace;
 use render::json;
@@ -51,7 +52,7 @@ States:
   missing   required; ops cannot be recorded until this is fixed
   optional  not available, but not required; the text says what is lost
   skipped   not tested; the text says why",
-    exits: &[("0", "ops can be recorded, here or, for a file of another architecture, on such a machine"), ("1", "ops cannot be recorded; the last line says why"), ("2", "wrong usage")],
+    exits: &[("0", "ops can be recorded, here or, for a file of another architecture, on such a machine"), ("1", "ops cannot be recorded; the last line says why"), ("2", "wrong usage"), ("4", "the kernel's tracing does not answer: only a reboot helps")],
     examples: "\
 profinfer doctor                                check this machine
 profinfer doctor $(command -v llama-server)     also check a program and the libraries next to it
@@ -192,6 +193,7 @@ fn run(args: &Args) -> anyhow::Result<ExitCode> {
     };
     let (prophecy, btf) = (Prophecy::read(args)?, args.path("btf")?);
     let btf = btf.as_deref().map(Btf::read).transpose()?;
+    tracing::answers()?;
     let found = checkup::checkup(&Ask {
         subject: subject.as_ref(),
         no_probe: args.flag("no-probe"),

@@ -26,3 +26,13 @@ pub(super) fn one_line(error: &anyhow::Error) -> String {
     }
     render::table::clean(&line)
 }
+
+/// The exit code after an error: 4 if the kernel's tracing does not answer, so that nobody tries again.
+pub(super) fn code(error: &anyhow::Error) -> u8 {
+    #[cfg(feature = "agent")]
+    if error.chain().any(|cause| cause.is::<crate::host::tracing::NoAnswer>()) {
+        return 4;
+    }
+    let _ = error;
+    1
+}

@@ -160,7 +160,13 @@ fn kept() -> Option<KnownPeaks> {
     None
 }
 
-/// Bytes of this machine's memory, where the kernel says it.
+/// Bytes of memory that this process may use: the machine's, or the limit of its cgroup if that is less.
+#[cfg(feature = "agent")]
+fn memory() -> Option<u64> {
+    crate::host::target_state::StateReader::default().read(std::process::id()).usable_memory()
+}
+
+#[cfg(not(feature = "agent"))]
 fn memory() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
     let kib = text.lines().find_map(|l| l.strip_prefix("MemTotal:"))?.trim().strip_suffix("kB")?;

@@ -71,7 +71,7 @@ impl Program {
                     }
                     _ => tell(&format!("{}{hint}", super::failure::one_line(&e))),
                 }
-                ExitCode::from(if usage { 2 } else { 1 })
+                ExitCode::from(if usage { 2 } else { super::failure::code(&e) })
             }
         }
     }

@@ -65,7 +65,7 @@ line per check: ok, FAILED or skipped.",
         ],
     }],
     notes: "",
-    exits: &[("0", "no check failed"), ("1", "a check failed"), ("2", "wrong usage")],
+    exits: &[("0", "no check failed"), ("1", "a check failed"), ("2", "wrong usage"), ("4", "the kernel's tracing does not answer: only a reboot helps")],
     examples: "\
 sudo profinfer selftest                     can this board be profiled?
 sudo profinfer selftest --json | jq .ok     for a program",
@@ -242,6 +242,7 @@ fn run(args: &Args) -> anyhow::Result<ExitCode> {
     {
         anyhow::bail!("{set} is set: unset it, because the selftest needs its own recording options");
     }
+    crate::host::tracing::answers()?;
     let (given, btf) = (args.path("runner")?, args.path("btf")?);
     let mut checks = Checks { json, list: Vec::new(), recordings: Vec::new() };
     let btf = btf.as_deref().map(Btf::read).transpose()?;

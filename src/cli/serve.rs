@@ -8,6 +8,7 @@ use anyhow::Result;
 use super::args::{Args, Command, Usage};
 use super::conf::service::{GROUPS, settings};
 use crate::daemon::resident::{Service, ServiceError};
+use crate::host::{namespaces, tracing};
 use render::table::clean;
 
 pub const COMMAND: Command = Command {
@@ -32,7 +33,7 @@ and pushed by OpenTelemetry's protocol (--otlp-endpoint). Nothing of this is on 
     notes: "\
 docs/SERVICE.md describes the installation, docs/CONFIG.md the configuration; 'profinfer config --print FILE' shows the
 settings in effect.",
-    exits: &[("0", "stopped on request"), ("1", "cannot start: the reason is on standard error"), ("2", "wrong usage")],
+    exits: &[("0", "stopped on request"), ("1", "cannot start: the reason is on standard error"), ("2", "wrong usage"), ("4", "the kernel's tracing does not answer: only a reboot helps")],
     examples: "\
 profinfer serve --conf /etc/profinfer/profinfer.toml
 profinfer serve --directory /data/profinfer --quota 200MiB
@@ -44,6 +45,8 @@ systemctl reload profinfer                                 reload it",
 };
 
 fn run(args: &Args) -> Result<ExitCode> {
+    tracing::answers()?;
+    namespaces::are_initial()?;
     let load = || settings(args);
     let mut log = |text: &str| {
         // A closed log is no reason to end.

@@ -61,6 +61,7 @@ refers to time in graphs. docs/TOP.md describes all values and the fields of --j
         ("0", "the target exited, or top was stopped"),
         ("1", "no engine seen, or an error"),
         ("2", "wrong usage"),
+        ("4", "the kernel's tracing does not answer: only a reboot helps"),
         ("130", "stopped by a second Ctrl-C"),
         ("N", "COMMAND failed: its exit status"),
     ],

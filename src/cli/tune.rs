@@ -52,6 +52,7 @@ Requires the privileges of profinfer record. Measurements are kept: the same cal
         ("1", "failed: no run had a result"),
         ("2", "wrong usage"),
         ("3", "cut short by --time, by another program's load or by a signal; what was found is printed"),
+        ("4", "the kernel's tracing does not answer: only a reboot helps"),
     ],
     examples: "\
 profinfer tune -- llama-bench -m model.gguf
@@ -153,6 +154,7 @@ fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let json_wanted = args.flag("json");
     #[cfg(not(feature = "board"))]
     let (svg, page) = (args.path("svg")?, args.path("html")?);
+    crate::host::tracing::answers()?;
     let mut watch = Terminal::install(args.flag("quiet"))?;
     let answer = tune(&options, &mut watch)?;
     watch.clear();

@@ -427,18 +427,35 @@ pub fn of_path(path: &Path) -> Result<Vec<DiscoveredEngine>, DiscoverError> {
     of_launch(&Launch::of_path(path))
 }
 
-/// The engines that a command will load, before it is started. Libraries that a running engine loads by itself (CPU
-/// variants) are found next to the others.
+/// The engines that a command will load, before it is started: of each, the program itself or a library that it is linked
+/// to is a part. Libraries that a running engine loads by itself (CPU variants) are found next to the others.
 pub fn of_command(argv: &[std::ffi::OsString]) -> Result<Vec<DiscoveredEngine>, DiscoverError> {
     let command = argv.first().map(|c| c.to_string_lossy().into_owned()).unwrap_or_default();
     let launch = Launch::of_command(argv).ok_or(DiscoverError::NoCommand { command })?;
     let _least = capset::reading();
     MainFile::open(&launch.program, None, &Arc::default())?.must_run_here()?;
-    of_launch(&launch)
+    opened(&launch)
 }
 
-/// The same for a known root, library path and extra files.
+/// The same for a program that a process has just begun to run.
+pub fn of_program(path: &Path) -> Result<Vec<DiscoveredEngine>, DiscoverError> {
+    opened(&Launch::of_path(path))
+}
+
+/// An engine that is only in the same directory, as beside a script, may be one that never runs.
+fn opened(launch: &Launch) -> Result<Vec<DiscoveredEngine>, DiscoverError> {
+    let (mut engines, opened) = look(launch)?;
+    engines.retain(|engine| engine.modules.iter().any(|module| opened.contains(&module.host_path)));
+    Ok(engines)
+}
+
+/// The engines of a program, a library or a directory, and those next to it.
 pub fn of_launch(launch: &Launch) -> Result<Vec<DiscoveredEngine>, DiscoverError> {
+    Ok(look(launch)?.0)
+}
+
+/// These, and the files that the program itself opens.
+fn look(launch: &Launch) -> Result<(Vec<DiscoveredEngine>, Vec<PathBuf>), DiscoverError> {
     let _least = capset::reading();
     let target = launch.program.display().to_string();
     let mut all = Collector::default();
@@ -451,18 +468,19 @@ pub fn of_launch(launch: &Launch) -> Result<Vec<DiscoveredEngine>, DiscoverError
         let file = open::regular(path).ok()?;
         ElfFile::of(Arc::new(file), path.display().to_string(), budget.clone()).ok()
     };
-    let files = search::files(launch, read, &budget);
+    let mut files = search::files(launch, read, &budget);
     all.missing = files.missing;
-    for path in files.found {
+    for path in &files.found {
         // The program itself has been checked.
-        drop(all.look_path(&path));
+        drop(all.look_path(path));
         all.within_budget()?;
     }
     all.within_budget()?;
     if all.modules.is_empty() {
         return Err(main.err_without_engine(&target, &all));
     }
-    all.engines(&target)
+    files.found.truncate(files.opened);
+    Ok((all.engines(&target)?, files.found))
 }
 
 /// The program itself, which determines the message about a target without GGML.

@@ -108,6 +108,8 @@ const SHARED_DIRS: [&str; 12] = [
 pub struct FoundFiles {
     /// The program, its dependencies, then the shared objects next to them; paths without links, each only once.
     pub found: Vec<PathBuf>,
+    /// How many of them the program itself opens: those before the ones that are only next to them.
+    pub opened: usize,
     /// Names of libraries that are needed and were not found.
     pub missing: Vec<String>,
 }
@@ -149,6 +151,7 @@ pub fn files(launch: &Launch, open: impl Fn(&Path) -> Option<ElfFile>, budget: &
         }
         order.push(path);
     }
+    let opened = order.len();
     for file in dirs.iter().flat_map(|d| shared_objects(d, root, budget)) {
         if order.len() < MAX_FILES && seen.insert(file.clone()) {
             order.push(file);
@@ -157,7 +160,7 @@ pub fn files(launch: &Launch, open: impl Fn(&Path) -> Option<ElfFile>, budget: &
     // A library next to the others is not missing: its own program knows where to find it.
     let names: HashSet<_> = order.iter().filter_map(|p: &PathBuf| p.file_name()).collect();
     missing.retain(|name| !names.contains(std::ffi::OsStr::new(name)));
-    FoundFiles { found: order, missing }
+    FoundFiles { found: order, opened, missing }
 }
 
 /// Whether the directory's other files do not belong to the program; the path is as the program sees it.

@@ -1,11 +1,11 @@
-//! The CPU quota and the cpuset of a process, of cgroup hierarchies of version 2 and 1. docs: cgroup-v2.rst and
-//! scheduler/sched-bwc.rst in the kernel's Documentation.
+//! The CPU quota, the cpuset and the memory limit of a process, of cgroup hierarchies of version 2 and 1. docs: cgroup-v2.rst,
+//! cgroup-v1/memory.rst and scheduler/sched-bwc.rst in the kernel's Documentation.
 
 use std::path::{Component, Path, PathBuf};
 
 use super::target_state::{number, text};
 
-/// A mounted hierarchy that may limit CPUs.
+/// A mounted hierarchy that may limit CPUs or memory.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Hierarchy {
     at: PathBuf,
@@ -14,6 +14,17 @@ pub struct Hierarchy {
     v2: bool,
     cpu: bool,
     cpuset: bool,
+    memory: bool,
+}
+
+/// A group's memory limit, bytes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MemoryLimit {
+    dir: PathBuf,
+    /// Its path within the hierarchy.
+    pub group: String,
+    pub bytes: u64,
+    v2: bool,
 }
 
 /// A group's CPU quota: the time in each period, microseconds.
@@ -26,6 +37,9 @@ pub struct Quota {
     pub period_us: u64,
     v2: bool,
 }
+
+/// More than any memory: a limit of version 1 that is none.
+const NO_LIMIT: u64 = 1 << 62;
 
 /// Periods of a group with a quota.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -45,8 +59,9 @@ pub fn hierarchies(mounts: &str) -> Vec<Hierarchy> {
         let (kind, options) = (fs.next()?, fs.nth(1)?);
         let has = |name| options.split(',').any(|option| option == name);
         let v2 = kind == "cgroup2";
-        let (cpu, cpuset) = (v2 || has("cpu"), v2 || has("cpuset"));
-        ((v2 || kind == "cgroup") && (cpu || cpuset)).then_some(Hierarchy { at, root, v2, cpu, cpuset })
+        let [cpu, cpuset, memory] = ["cpu", "cpuset", "memory"].map(|name| v2 || has(name));
+        let limits = (v2 || kind == "cgroup") && (cpu || cpuset || memory);
+        limits.then_some(Hierarchy { at, root, v2, cpu, cpuset, memory })
     };
     mounts.lines().filter_map(one).collect()
 }
@@ -62,14 +77,13 @@ fn unescaped(path: &str) -> PathBuf {
 impl Hierarchy {
     /// The path below the mount of the group that a process is in, from its list of groups (proc_pid_cgroup(5)).
     /// None: it is not below the mount.
-    fn group_in<'g>(&self, groups: &'g str) -> Option<&'g Path> {
+    fn group_in<'g>(&self, groups: &'g str, controller: &str) -> Option<&'g Path> {
         let one = |line: &'g str| {
             let (_, rest) = line.split_once(':')?;
             let (controllers, group) = rest.split_once(':')?;
-            let wanted = if self.cpu { "cpu" } else { "cpuset" };
             let mine = match self.v2 {
                 true => controllers.is_empty(),
-                false => controllers.split(',').any(|c| c == wanted),
+                false => controllers.split(',').any(|c| c == controller),
             };
             mine.then_some(Path::new(group))
         };
@@ -82,7 +96,7 @@ impl Hierarchy {
 pub fn quota(all: &[Hierarchy], groups: &str) -> Option<Quota> {
     let mut least: Option<Quota> = None;
     for hierarchy in all.iter().filter(|h| h.cpu) {
-        let Some(group) = hierarchy.group_in(groups) else { continue };
+        let Some(group) = hierarchy.group_in(groups, "cpu") else { continue };
         for above in group.ancestors() {
             let dir = hierarchy.at.join(above);
             let Some((quota_us, period_us)) = limit(&dir, hierarchy.v2) else { continue };
@@ -130,16 +144,33 @@ impl Quota {
     }
 }
 
+/// The smallest memory limit of the groups of a process and of those above them.
+pub fn memory_limit(all: &[Hierarchy], groups: &str) -> Option<MemoryLimit> {
+    let limits = all.iter().filter(|h| h.memory).flat_map(|hierarchy| {
+        let above = hierarchy.group_in(groups, "memory").into_iter().flat_map(Path::ancestors);
+        above.filter_map(|group| {
+            let (dir, v2) = (hierarchy.at.join(group), hierarchy.v2);
+            // `max` without a limit; in version 1, the largest multiple of a page.
+            let bytes = number(&dir.join(if v2 { "memory.max" } else { "memory.limit_in_bytes" }))?;
+            let group = format!("/{}", group.display());
+            (bytes < NO_LIMIT).then_some(MemoryLimit { dir, group, bytes, v2 })
+        })
+    });
+    limits.min_by_key(|limit| limit.bytes)
+}
+
+impl MemoryLimit {
+    /// Processes of the group that the kernel has killed so far because of a limit.
+    pub fn oom_kills(&self) -> Option<u64> {
+        let stat = text(&self.dir.join(if self.v2 { "memory.events" } else { "memory.oom_control" }))?;
+        stat.lines().find_map(|line| line.strip_prefix("oom_kill ")?.trim().parse().ok())
+    }
+}
+
 /// The CPUs of a process's cpuset, of the first hierarchy that says; empty if none does.
 pub fn cpuset(all: &[Hierarchy], groups: &str) -> String {
     let of = |hierarchy: &Hierarchy| {
-        let hierarchy = Hierarchy {
-            at: hierarchy.at.clone(),
-            root: hierarchy.root.clone(),
-            cpu: hierarchy.v2,
-            ..*hierarchy
-        };
-        let group = hierarchy.group_in(groups)?;
+        let group = hierarchy.group_in(groups, "cpuset")?;
         // In version 2, groups above the first one with the controller do not have the file.
         let names: &[&str] = if hierarchy.v2 {
             &["cpuset.cpus.effective"]
@@ -175,6 +206,7 @@ mod tests {
                 "22 20 0:20 / /proc rw - proc proc rw\n\
                  33 25 0:29 / {at}/cpu,cpuacct rw shared:10 - cgroup cgroup rw,cpu,cpuacct\n\
                  34 25 0:30 / {at}/cpuset rw - cgroup cgroup rw,cpuset\n\
+                 36 25 0:32 / {at}/memory rw - cgroup cgroup rw,memory\n\
                  35 25 0:31 / {at}/freezer rw - cgroup cgroup rw,freezer\n"
             ),
         })
@@ -213,10 +245,14 @@ mod tests {
                 ("cpu,cpuacct/cpu.cfs_quota_us", "-1\n"),
                 ("cpu,cpuacct/cpu.cfs_period_us", "100000\n"),
                 ("cpuset/s/cpuset.cpus", "1\n"),
+                ("memory/memory.limit_in_bytes", "9223372036854771712\n"),
+                ("memory/m/memory.limit_in_bytes", "4096000\n"),
+                ("memory/m/memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 5\n"),
+                ("memory/m/n/memory.limit_in_bytes", "8192000\n"),
             ],
         );
         let all = mounted(root.path(), false);
-        assert_eq!(all.len(), 2, "{all:?}");
+        assert_eq!(all.len(), 3, "{all:?}");
         let groups = "5:cpuset:/s\n4:freezer:/f\n3:cpu,cpuacct:/g\n";
         let quota = quota(&all, groups).expect("a quota");
         assert_eq!((&*quota.group, quota.quota_us, quota.period_us), ("/g", 50_000, 100_000));
@@ -224,6 +260,9 @@ mod tests {
         assert_eq!(quota.throttling(), told);
         assert_eq!(cpuset(&all, groups), "1");
         assert_eq!(super::quota(&all, "3:cpu,cpuacct:/\n"), None, "-1 is no quota");
+        let limit = memory_limit(&all, "7:memory:/m/n\n").expect("a limit");
+        assert_eq!((&*limit.group, limit.bytes, limit.oom_kills()), ("/m", 4_096_000, Some(5)));
+        assert_eq!(memory_limit(&all, "7:memory:/\n"), None, "no memory has so much");
     }
 
     #[test]

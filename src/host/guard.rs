@@ -3,14 +3,14 @@
 //!
 //! The process comes from a fork without an exec, of a program that may have threads. So it only makes system calls
 //! on memory that existed before: no allocation, no lock, no panic. They are raw, on descriptors by number, which nothing
-//! may own twice. It is not a child of the recorder, so that a recorder's only child is the command that it records.
+//! may own twice. Its end sends no signal, and only a wait for it by its pid sees it: a recorder's other child is the
+//! command that it records.
 
 use std::ffi::{CStr, CString};
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
-use std::sync::{Mutex, PoisonError};
 
 /// Bytes of the listing read at a time; a line is shorter.
 const WINDOW: usize = 8192;
@@ -20,69 +20,76 @@ static BETWEEN: libc::timespec = libc::timespec { tv_sec: 0, tv_nsec: 20_000_000
 /// Longest name, bytes.
 const NAME: usize = 128;
 
-/// The waiting process. It proceeds when this is closed, which happens when this process ends.
-struct GuardPipe(#[expect(dead_code, reason = "kept open")] OwnedFd);
+/// Time that its end may take where nothing is left to do. Otherwise it stays, until it has done it.
+const END: libc::c_int = 200;
 
-/// The guard of this process, with its pid: a forked child needs its own.
-static GUARD: Mutex<Option<(u32, GuardPipe)>> = Mutex::new(None);
-
-/// Makes sure that the definitions of `group` in the file `events` are removed after this process has ended, in
-/// whatever way. Done only once.
-///
-/// # Errors
-/// No process or descriptor is available; the next call tries again.
-pub fn set(events: &Path, group: &str) -> io::Result<()> {
-    let mut set = GUARD.lock().unwrap_or_else(PoisonError::into_inner);
-    let own = std::process::id();
-    if set.as_ref().is_none_or(|(of, _)| *of != own) {
-        // This does not trigger the parent's guard: its pipe has another writing end, in the parent.
-        *set = Some((own, GuardPipe::start(events, group)?));
-    }
-    Ok(())
+/// The waiting process. It proceeds when the pipe is closed, by [`Drop`] or by the end of this process.
+pub struct Guard {
+    pid: libc::pid_t,
+    alive: Option<OwnedFd>,
 }
 
-impl GuardPipe {
-    fn start(events: &Path, group: &str) -> io::Result<GuardPipe> {
+impl Guard {
+    /// Makes sure that the definitions of `group` in the file `events` are removed after this process has ended, in
+    /// whatever way.
+    ///
+    /// # Errors
+    /// No process or descriptor is available.
+    pub fn start(events: &Path, group: &str) -> io::Result<Guard> {
         let events = CString::new(events.as_os_str().as_bytes())?;
         let prefix = [group.as_bytes(), b"/"].concat();
         let (wait, alive) = io::pipe()?;
         let (wait, alive) = (OwnedFd::from(wait), OwnedFd::from(alive));
         let wait = wait.into_raw_fd();
-        // SAFETY: the children only make system calls (`watch`), on their own copy of memory, and do not return.
-        // The first one ends immediately and is waited for here, so that the second becomes a child of init.
-        unsafe {
+        // SAFETY: the child only makes system calls (`watch`), on its own copy of memory, and does not return.
+        let pid = unsafe {
             match fork() {
-                -1 => {
-                    let e = io::Error::last_os_error();
-                    libc::close(wait);
-                    return Err(e);
-                }
                 0 => {
-                    if fork() == 0 {
-                        watch(wait, &events, &prefix);
-                    }
+                    watch(wait, &events, &prefix);
                     libc::_exit(0)
                 }
                 pid => {
+                    let failed = io::Error::last_os_error();
                     libc::close(wait);
-                    while libc::waitpid(pid, std::ptr::null_mut(), 0) < 0
-                        && io::Error::last_os_error().kind() == io::ErrorKind::Interrupted
-                    {
+                    if pid < 0 {
+                        return Err(failed);
                     }
+                    pid
                 }
             }
-        }
-        Ok(GuardPipe(alive))
+        };
+        Ok(Guard { pid, alive: Some(alive) })
     }
 }
 
-/// Like fork(2), without the handlers that libraries have registered for it.
+impl Drop for Guard {
+    fn drop(&mut self) {
+        self.alive = None;
+        // Its parent must wait for it, or it remains as a zombie: not every PID 1 does, in containers.
+        wait(self.pid, END);
+    }
+}
+
+/// Waits for a process of [`fork`] to end, at most for `ms`. Whether it has.
+pub(super) fn wait(pid: libc::pid_t, ms: libc::c_int) -> bool {
+    // SAFETY: our own child, which nobody else waits for; a descriptor that is used and closed here; one entry.
+    unsafe {
+        // Since kernel 5.3. A negative descriptor, as of a refusal, only lets the time pass.
+        let fd = libc::syscall(libc::SYS_pidfd_open, pid, 0) as RawFd;
+        let mut entry = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+        libc::poll(&raw mut entry, 1, ms);
+        libc::close(fd);
+        libc::waitpid(pid, std::ptr::null_mut(), libc::WNOHANG | libc::__WALL) == pid
+    }
+}
+
+/// Like fork(2), without the handlers that libraries have registered for it, and without a signal at its end.
 ///
 /// # Safety
 /// The child may only make system calls.
-unsafe fn fork() -> libc::pid_t {
-    // SAFETY: no flags except the signal at its end, no separate stack: a copy, as the caller states.
-    unsafe { libc::syscall(libc::SYS_clone, libc::SIGCHLD, 0, 0, 0, 0) as libc::pid_t }
+pub(super) unsafe fn fork() -> libc::pid_t {
+    // SAFETY: no flags, no separate stack: a copy, as the caller states.
+    unsafe { libc::syscall(libc::SYS_clone, 0, 0, 0, 0, 0) as libc::pid_t }
 }
 
 /// Main function of the waiting process.
@@ -215,7 +222,7 @@ mod tests {
         let listing =
             format!("p:a/b /x:0\np:profinfer_7_9/e0 /x:0\n{}\np:profinfer_7_9/e1 /y:1\n", "x".repeat(9000));
         std::fs::write(&events, &listing).expect("written");
-        let guard = GuardPipe::start(&events, "profinfer_7_9").expect("a process");
+        let guard = Guard::start(&events, "profinfer_7_9").expect("a process");
         assert_eq!(std::fs::read_to_string(&events).expect("there"), listing, "nothing while it lives");
         drop(guard);
         let said = || std::fs::read_to_string(&events).expect("there");

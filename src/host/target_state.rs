@@ -4,12 +4,13 @@
 use std::fs::{self, File};
 use std::io::Read;
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
 
 use common::cpus as cpu_list;
 use common::plain::clean;
 use pfi::record::{self, StateAt};
 
-use super::cgroup::{self, Hierarchy, Quota};
+use super::cgroup::{self, Hierarchy, MemoryLimit, Quota};
 
 /// Longest file read, bytes; a longer one is cut.
 const LONGEST: u64 = 256 << 10;
@@ -17,6 +18,8 @@ const LONGEST: u64 = 256 << 10;
 const THREADS: usize = 256;
 const THREADS_TOLD: usize = 64;
 const POLICIES: usize = 64;
+/// A flag of a thread (include/linux/sched.h, since 2.4).
+const PF_EXITING: u64 = 0x4;
 
 /// A small file's text without the line end; None if it is empty, too.
 pub(super) fn text(path: &Path) -> Option<String> {
@@ -51,6 +54,7 @@ pub struct ReadState {
     online: String,
     cpuset: String,
     quota: Option<Quota>,
+    memory: Option<MemoryLimit>,
     policies: Vec<Policy>,
     policy_text: String,
     huge_pages: String,
@@ -80,12 +84,15 @@ impl StateReader {
     /// Reads everything but the memory in huge pages, for which the kernel walks through all of it.
     pub fn read(&self, pid: u32) -> ReadState {
         let dir = self.proc.join(pid.to_string());
-        let status = text(&dir.join("status")).unwrap_or_default();
-        let groups = text(&dir.join("cgroup")).unwrap_or_default();
+        let (status, groups) = (text(&dir.join("status")), text(&dir.join("cgroup")));
+        let stat = text(&dir.join("stat")).unwrap_or_default();
+        // An exiting process still has these files, but with the root group and the machine's CPUs in them.
+        let kept = |text: Option<String>| text.filter(|_| lives(&stat)).unwrap_or_default();
+        let (status, groups) = (kept(status), kept(groups));
         let memory = text(&self.proc.join("meminfo")).unwrap_or_default();
         let cpu = self.sys.join("devices/system/cpu");
         let affinity = cpus(field(&status, "Cpus_allowed_list"));
-        let (minor_faults, major_faults) = faults(&text(&dir.join("stat")).unwrap_or_default()).unzip();
+        let (minor_faults, major_faults) = faults(&stat).unzip();
         let policies = policies(&cpu.join("cpufreq"));
         let mut state = ReadState {
             threads: if affinity.is_empty() { String::new() } else { threads(&dir, &affinity) },
@@ -93,6 +100,7 @@ impl StateReader {
             online: cpus(text(&cpu.join("online")).as_deref()),
             cpuset: cpus(Some(&cgroup::cpuset(&self.hierarchies, &groups))),
             quota: cgroup::quota(&self.hierarchies, &groups),
+            memory: cgroup::memory_limit(&self.hierarchies, &groups),
             policy_text: policies.iter().map(Policy::text).collect::<Vec<_>>().join(";"),
             policies,
             huge_pages: huge_page_mode(&self.sys.join("kernel/mm/transparent_hugepage/enabled")),
@@ -107,7 +115,7 @@ impl StateReader {
                 ..record::TargetState::default()
             },
         };
-        state.count_periods();
+        state.count_in_groups();
         state
     }
 
@@ -121,10 +129,14 @@ impl StateReader {
 }
 
 impl ReadState {
-    fn count_periods(&mut self) {
+    /// Reads what the groups with the limits count.
+    fn count_in_groups(&mut self) {
+        let n = &mut self.numbers;
+        if let Some(memory) = &self.memory {
+            (n.memory_limit, n.oom_kills) = (Some(memory.bytes), memory.oom_kills());
+        }
         let Some(quota) = &self.quota else { return };
         let now = quota.throttling();
-        let n = &mut self.numbers;
         (n.quota_us, n.period_us) = (Some(quota.quota_us), Some(quota.period_us));
         (n.periods, n.throttled, n.throttled_us) = (now.periods, now.throttled, now.throttled_us);
     }
@@ -132,16 +144,20 @@ impl ReadState {
     /// Whether a setting differs, not only a count.
     pub fn differs(&self, other: &ReadState) -> bool {
         let limit = |s: &ReadState| s.quota.as_ref().map(|q| (q.group.clone(), q.quota_us, q.period_us));
+        let memory = |s: &ReadState| s.memory.as_ref().map(|m| (m.group.clone(), m.bytes));
         let policies = |s: &ReadState| -> Vec<Policy> {
             s.policies.iter().map(|p| Policy { current: None, ..p.clone() }).collect()
         };
         let texts =
             |s: &ReadState| [&s.affinity, &s.threads, &s.online, &s.cpuset, &s.huge_pages].map(String::clone);
-        texts(self) != texts(other) || limit(self) != limit(other) || policies(self) != policies(other)
+        texts(self) != texts(other)
+            || limit(self) != limit(other)
+            || memory(self) != memory(other)
+            || policies(self) != policies(other)
     }
 
-    /// Takes from an earlier reading what can no longer be read as the process has ended. The periods of its group are
-    /// counted once more: the group may still be there.
+    /// Takes from an earlier reading what can no longer be read as the process has ended. What its groups count is read
+    /// once more: they may still be there.
     pub fn fill(&mut self, old: &ReadState) {
         let gone = self.affinity.is_empty();
         if gone {
@@ -163,15 +179,36 @@ impl ReadState {
         ] {
             *now = now.or(before);
         }
-        if let (true, None, Some(quota)) = (gone, &self.quota, &old.quota) {
-            self.quota = Some(quota.clone());
-            self.count_periods();
+        if gone {
+            (self.quota, self.memory) = (old.quota.clone(), old.memory.clone());
+            self.count_in_groups();
             let n = &mut self.numbers;
+            n.oom_kills = n.oom_kills.or(before.oom_kills);
             if n.periods.is_none() {
                 (n.periods, n.throttled, n.throttled_us) =
                     (before.periods, before.throttled, before.throttled_us);
             }
         }
+    }
+
+    /// Memory that the process may use, bytes: the machine's, or the limit of its cgroup if that is less.
+    pub fn usable_memory(&self) -> Option<u64> {
+        self.numbers.mem_total.into_iter().chain(self.numbers.memory_limit).min()
+    }
+
+    /// That the kernel has killed a process because of the group's memory limit since an earlier reading; None: it has
+    /// not, or it is not known.
+    pub fn killed_since(&self, first: &ReadState) -> Option<String> {
+        let (n, memory) = (&self.numbers, self.memory.as_ref()?);
+        n.oom_kills?.checked_sub(first.numbers.oom_kills?).filter(|kills| *kills > 0)?;
+        let mb = |bytes: u64| bytes as f64 / 1e6;
+        let last = n.resident.map(|bytes| format!("; it last had {:.1} MB", mb(bytes))).unwrap_or_default();
+        Some(format!(
+            "the kernel has killed a process of cgroup {}, whose memory limit is {:.1} MB{last}: raise the limit, or \
+             use a smaller model or context",
+            memory.group,
+            mb(memory.bytes)
+        ))
     }
 
     /// The record.
@@ -187,6 +224,7 @@ impl ReadState {
             quota_group: self.quota.as_ref().map_or("", |quota| &quota.group),
             policies: &self.policy_text,
             huge_pages: &self.huge_pages,
+            memory_group: self.memory.as_ref().map_or("", |memory| &memory.group),
             ..self.numbers
         }
     }
@@ -233,12 +271,20 @@ pub fn faults_of(pid: u32) -> Option<(u64, u64)> {
     faults(&text(Path::new(&format!("/proc/{pid}/stat")))?)
 }
 
-/// Minor and major page faults, fields 10 and 12 of proc_pid_stat(5).
-fn faults(stat: &str) -> Option<(u64, u64)> {
+/// A field of proc_pid_stat(5), by its number there, from 3 on.
+fn stat_field<N: FromStr>(stat: &str, number: usize) -> Option<N> {
     // The name may contain anything, and ends with the last parenthesis.
-    let mut fields = stat.get(stat.rfind(')')? + 1..)?.split_ascii_whitespace().skip(7);
-    let minor = fields.next()?.parse().ok()?;
-    Some((minor, fields.nth(1)?.parse().ok()?))
+    stat.get(stat.rfind(')')? + 1..)?.split_ascii_whitespace().nth(number - 3)?.parse().ok()
+}
+
+/// Minor and major page faults.
+fn faults(stat: &str) -> Option<(u64, u64)> {
+    Some((stat_field(stat, 10)?, stat_field(stat, 12)?))
+}
+
+/// Whether the process, at least its main thread, has not begun to exit.
+fn lives(stat: &str) -> bool {
+    stat_field(stat, 9).is_some_and(|flags: u64| flags & PF_EXITING == 0)
 }
 
 /// The threads with another mask than the main thread's.
@@ -319,6 +365,9 @@ mod tests {
                 ("proc/7/task/8/status", "Cpus_allowed_list:\t1\n"),
                 ("cgroup/g/cpu.max", "50000 100000\n"),
                 ("cgroup/g/cpu.stat", "nr_periods 10\nnr_throttled 9\nthrottled_usec 77\n"),
+                ("cgroup/g/memory.max", "max\n"),
+                ("cgroup/memory.max", "4096000\n"),
+                ("cgroup/memory.events", "low 0\noom 3\noom_kill 2\noom_group_kill 0\n"),
                 ("sys/devices/system/cpu/online", "0-3\n"),
                 ("sys/kernel/mm/transparent_hugepage/enabled", "always [madvise] never\n"),
                 ("sys/devices/system/cpu/cpufreq/policy2/related_cpus", "2 3\n"),
@@ -364,6 +413,9 @@ mod tests {
             mem_available: Some(1000 << 10),
             minor_faults: Some(2000),
             major_faults: Some(30),
+            memory_limit: Some(4_096_000),
+            memory_group: "/",
+            oom_kills: Some(2),
         };
         assert_eq!(state.record(7, StateAt::Start, 5), expected);
     }
@@ -420,14 +472,39 @@ mod tests {
         let reader = board(root.path());
         let mut last = reader.read(7);
         reader.read_huge(7, &mut last);
-        fs::remove_dir_all(root.path().join("proc/7")).expect("removed");
         write(root.path(), &[("cgroup/g/cpu.stat", "nr_periods 20\nnr_throttled 19\nthrottled_usec 99\n")]);
-        let mut end = reader.read(7);
-        end.fill(&last);
-        let (end, last) = (end.record(7, StateAt::End, 9), last.record(7, StateAt::End, 9));
-        let counted =
-            record::TargetState { periods: Some(20), throttled: Some(19), throttled_us: Some(99), ..last };
-        assert_eq!(end, counted);
+        write(root.path(), &[("cgroup/memory.events", "oom_kill 3\n")]);
+        let counted = record::TargetState {
+            periods: Some(20),
+            throttled: Some(19),
+            throttled_us: Some(99),
+            oom_kills: Some(3),
+            ..last.record(7, StateAt::End, 9)
+        };
+        // First as a zombie, which has the root group in version 1.
+        let zombie = "7 (a ) 5) Z 1 7 7 0 -1 4228100 2000 0 30 0 17 5 0 0 20 0 1 0 81234 0 0\n";
+        write(
+            root.path(),
+            &[
+                ("proc/7/stat", zombie),
+                ("proc/7/cgroup", "0::/\n"),
+                ("proc/7/status", "Name:\tx\nState:\tZ (zombie)\nCpus_allowed_list:\t0-3\n"),
+            ],
+        );
+        for gone in [false, true] {
+            if gone {
+                fs::remove_dir_all(root.path().join("proc/7")).expect("removed");
+            }
+            let mut end = reader.read(7);
+            end.fill(&last);
+            assert_eq!(end.record(7, StateAt::End, 9), counted, "gone: {gone}");
+            let killed = end.killed_since(&last).expect("one more");
+            assert!(
+                killed.contains("cgroup /, whose memory limit is 4.1 MB; it last had 3.1 MB"),
+                "{killed}"
+            );
+            assert_eq!(end.killed_since(&end), None);
+        }
     }
 
     #[test]

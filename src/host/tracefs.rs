@@ -1,16 +1,17 @@
 //! Probe event definitions in tracefs: writes, names and removes them, and cleans up those of dead recorders.
 
 use std::fs::{self, File, OpenOptions};
+use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io::{self, ErrorKind, Write};
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use crate::host::guard;
+use crate::host::guard::Guard;
 use crate::host::tracepoint;
 
-/// Groups of our events: `profinfer_PID_START`, where START is the start time of the process in clock ticks since
-/// boot: pids are reused.
+/// Groups of our events: `profinfer_PID_RANDOM`, with 16 hexadecimal digits. Pids repeat, in time and in other namespaces.
 const PREFIX: &str = "profinfer_";
 const EVENTS: &str = "uprobe_events";
 /// Numbers of definitions: a process may use this more than once at the same time.
@@ -18,10 +19,42 @@ static NEXT: AtomicU32 = AtomicU32::new(0);
 /// Attempts at removal: the kernel releases a closed event's definition slightly later.
 const ATTEMPTS: u32 = 50;
 
-/// Where events are defined.
+/// Where events are defined. Each is one place: the kernel (5.10 to 7.2, `unregister_trace_uprobe`) lets anyone remove
+/// a place of an event that has several while it is in use, and then uses freed memory at its next hit.
 pub struct Tracefs {
     root: PathBuf,
-    group: String,
+    ours: Arc<Group>,
+}
+
+/// The group of this process. Fields are declared in the order in which they must be closed.
+struct Group {
+    name: String,
+    /// A forked child needs its own.
+    pid: u32,
+    /// Without it, a later recorder removes what a killed one has left.
+    _guard: Option<Guard>,
+    /// Locked, so that no recorder takes our definitions for left over; see [`alone`].
+    _alive: Option<File>,
+}
+
+static GROUP: Mutex<Weak<Group>> = Mutex::new(Weak::new());
+
+impl Group {
+    /// That of this process, as long as anything has it.
+    fn of_this_process(events: &Path) -> Arc<Group> {
+        let mut shared = GROUP.lock().unwrap_or_else(PoisonError::into_inner);
+        let pid = std::process::id();
+        if let Some(group) = shared.upgrade().filter(|group| group.pid == pid) {
+            return group;
+        }
+        let random = RandomState::new().build_hasher().finish();
+        let name = format!("{PREFIX}{pid}_{random:016x}");
+        // Another recorder has it for itself only while it cleans up.
+        let alive = File::open(events).ok().filter(|file| file.lock_shared().is_ok());
+        let group = Arc::new(Group { pid, _guard: Guard::start(events, &name).ok(), _alive: alive, name });
+        *shared = Arc::downgrade(&group);
+        group
+    }
 }
 
 /// Why an event cannot be defined, with the next step.
@@ -68,33 +101,38 @@ fn tell(events: &Path, command: &str) -> io::Result<()> {
     appending(events)?.write_all(format!("{command}\n").as_bytes())
 }
 
-/// Start time of a process, in clock ticks since boot (proc(5), field 22 of stat); None if it does not exist.
-fn began(pid: &str) -> Option<u64> {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    stat.rsplit(')').next()?.split_ascii_whitespace().nth(19)?.parse().ok()
-}
-
-/// Whether a group belongs to a recorder that has ended.
-fn stale(group: &str) -> bool {
-    let Some((pid, start)) = group.strip_prefix(PREFIX).and_then(|g| g.split_once('_')) else { return false };
-    let number = |t: &str| !t.is_empty() && t.bytes().all(|b| b.is_ascii_digit());
-    number(pid) && number(start) && began(pid).map(|b| b.to_string()).as_deref() != Some(start)
-}
-
-/// Names `group/event` in a listing of uprobe events whose recorders have ended.
-fn left_over(listing: &str) -> Vec<&str> {
+/// Names `group/event` of ours in a listing of uprobe events. Recorders of older versions hold no lock, and have a number in
+/// place of RANDOM: theirs are left alone.
+fn ours(listing: &str) -> impl Iterator<Item = &str> {
+    let of_us =
+        |group: &str| group.strip_prefix(PREFIX)?.split_once('_').map(|(_, random)| random.len() == 16);
     // `p:group/event path:offset arguments`
     let names = listing.lines().filter_map(|line| line.get(2..)?.split(' ').next());
-    names.filter(|name| name.split_once('/').is_some_and(|(group, _)| stale(group))).collect()
+    names.filter(move |name| name.split_once('/').and_then(|(group, _)| of_us(group)) == Some(true))
 }
 
-/// Removes probes left behind by killed recorders. Returns a message with their number; None: there were none.
+/// The listing, locked against recorders in all namespaces. None: recorders live, or it cannot be opened.
+///
+/// Each recorder holds a shared lock on it (flock(2)) as long as it may have definitions. Processes of another
+/// PID namespace cannot be looked up, but the kernel has this file, and so its locks, once.
+fn alone(events: &Path) -> Option<File> {
+    let file = File::open(events).ok()?;
+    file.try_lock().is_ok().then_some(file)
+}
+
+/// Number of definitions left behind by killed recorders. None: recorders live, or it cannot be read.
+pub fn left_over() -> Option<usize> {
+    let listing = io::read_to_string(alone(&tracepoint::root().join(EVENTS))?).ok()?;
+    Some(ours(&listing).count())
+}
+
+/// Removes them. Returns a message with their number; None: there were none, or recorders live.
 pub fn sweep() -> Option<String> {
-    let file = tracepoint::root().join(EVENTS);
-    let listing = fs::read_to_string(&file).ok()?;
-    // Those still in use (by a recorder in another PID namespace) cannot be removed, and stay.
-    let swept =
-        left_over(&listing).into_iter().filter(|name| tell(&file, &format!("-:{name}")).is_ok()).count();
+    let events = tracepoint::root().join(EVENTS);
+    let locked = alone(&events)?;
+    let listing = io::read_to_string(&locked).ok()?;
+    // The kernel refuses to remove one in use; it can tell, because each definition is one place.
+    let swept = ours(&listing).filter(|name| tell(&events, &format!("-:{name}")).is_ok()).count();
     (swept > 0).then(|| format!("removed {swept} probes left by a killed recorder"))
 }
 
@@ -117,10 +155,8 @@ impl Tracefs {
     pub fn open() -> Result<Tracefs, TracefsError> {
         offered()?;
         let root = tracepoint::root();
-        let group = format!("{PREFIX}{}_{}", std::process::id(), began("self").unwrap_or(0));
-        // Without the guard, the next recorder removes what a killed one has left.
-        let _ = guard::set(&root.join(EVENTS), &group);
-        Ok(Tracefs { root, group })
+        let ours = Group::of_this_process(&root.join(EVENTS));
+        Ok(Tracefs { root, ours })
     }
 
     fn events(&self) -> PathBuf {
@@ -143,7 +179,7 @@ impl Tracefs {
         arguments: &str,
     ) -> Result<Definition, TracefsError> {
         let kind = if ret { 'r' } else { 'p' };
-        let name = format!("{}/e{}", self.group, NEXT.fetch_add(1, Ordering::Relaxed));
+        let name = format!("{}/e{}", self.ours.name, NEXT.fetch_add(1, Ordering::Relaxed));
         self.command(&format!("{kind}:{name} {}{arguments}", place(file, offset)))
             .map_err(|e| self.why_undefined(e))?;
         let number = self.root.join("events").join(&name).join("id");
@@ -152,14 +188,6 @@ impl Tracefs {
         definition.id =
             text.trim().parse().map_err(|_| TracefsError::Number { file: number, text: text.clone() })?;
         Ok(definition)
-    }
-
-    /// Adds another place to an event that is not enabled yet.
-    ///
-    /// # Errors
-    /// A message that says what the kernel refuses.
-    pub fn append(&self, d: &Definition, file: &File, offset: u64) -> Result<(), TracefsError> {
-        self.command(&format!("p:{} {}", d.name, place(file, offset))).map_err(|e| self.why_undefined(e))
     }
 
     fn why_undefined(&self, e: io::Error) -> TracefsError {
@@ -200,7 +228,7 @@ impl Drop for Definition {
                 Err(e) if e.raw_os_error() == Some(libc::EBUSY) => {
                     std::thread::sleep(std::time::Duration::from_millis(2));
                 }
-                // What cannot be removed now is cleaned up when the next recorder starts.
+                // What cannot be removed now, the guard removes.
                 _ => return,
             }
         }
@@ -212,13 +240,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_dead_recorders_leave_something_over() {
-        let me = format!("{PREFIX}{}_{}", std::process::id(), began("self").expect("our own"));
-        let listing = format!(
-            "p:{me}/e0 /proc/self/fd/5:0x0000000000005000 a=%di\nr:profinfer_1_99999999999/e1 /bin/x:0x10\n\
-             p:profinfer_4194999_5/e7 /a b:0x10\np:other/e0 /x:0x0\np:profinfer_x_y/e0 /x:0x0\np\n"
-        );
-        assert_eq!(left_over(&listing), ["profinfer_1_99999999999/e1", "profinfer_4194999_5/e7"]);
+    fn other_definitions_are_not_ours() {
+        let listing = "p:profinfer_7_0123456789abcdef/e0 /proc/self/fd/5:0x5000 a=%di\n\
+                       r:profinfer_1_00000000000000ff/e1 /bin/x:0x10\n\
+                       p:profinfer_1_99999/e1 /x:0x10\np:other/e0 /x:0x0\np:profinfer_x /x:0x0\np\n";
+        let names = ["profinfer_7_0123456789abcdef/e0", "profinfer_1_00000000000000ff/e1"];
+        assert_eq!(ours(listing).collect::<Vec<_>>(), names);
+    }
+
+    #[test]
+    fn nothing_is_left_over_while_a_recorder_lives() {
+        let file = tempfile::NamedTempFile::new().expect("a file");
+        let recorder = File::open(file.path()).expect("opened");
+        recorder.lock_shared().expect("locked");
+        assert!(alone(file.path()).is_none());
+        drop(recorder);
+        let first = alone(file.path());
+        assert!(first.is_some() && alone(file.path()).is_none(), "one at a time");
     }
 
     #[test]

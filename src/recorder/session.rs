@@ -38,7 +38,7 @@ use crate::host::machine::{self, AgentCpu};
 use crate::host::maps::FileId;
 use crate::host::pulse;
 use crate::host::sensors::Sampler;
-use crate::host::{target, tracefs, usage};
+use crate::host::{target, tracefs, tracing, usage};
 use crate::recorder::attached::AttachedEngine;
 use crate::recorder::computing::ComputingWatch;
 use crate::recorder::drain::{Drain, Shown};
@@ -95,6 +95,8 @@ struct Session {
     /// Files that are not part of an engine.
     strangers: HashSet<FileId>,
     last_missing: Option<DiscoverError>,
+    /// Whether any process was followed so far.
+    followed: bool,
     sampler: Option<Sampler>,
     submissions: DeviceWatch,
     states: States,
@@ -139,6 +141,7 @@ pub fn record(
     let pids: &[u32] = if let Target::Pids(pids) = &target { pids } else { &[] };
     pids.iter().try_for_each(|p| target::alive(*p).then_some(()).ok_or(RecordError::NoProcess(*p)))?;
     let backend = CaptureBackend::choose(options.source)?;
+    tracing::oops().into_iter().for_each(|oops| watch.tell(oops));
     tracefs::sweep().iter().for_each(|swept| watch.tell(swept));
     // Before any trial: trials use what a command must not inherit.
     let mut origin = machine::InheritedSettings::of_this_thread();
@@ -212,6 +215,7 @@ pub fn record(
         described: BTreeSet::new(),
         strangers: HashSet::new(),
         last_missing: None,
+        followed: false,
         sampler: None,
         submissions: DeviceWatch::default(),
         states: States::default(),
@@ -287,6 +291,7 @@ impl Session {
         self.forget_namesake(pid);
         self.came = Instant::now();
         self.pids.entry(pid).or_insert(0);
+        self.followed = true;
         self.source.add_target(pid);
     }
 
@@ -608,7 +613,10 @@ impl Session {
         let event_stats = self.account()?;
         let footer = self.snapshot(event_stats.clone(), stopped).closing(&self.base.snapshot, &end, true);
         let engines = self.engines.iter().filter(|a| a.attached > 0).count();
-        let missing = self.last_missing.as_ref().filter(|_| engines == 0).map(ToString::to_string);
+        let missing = match engines {
+            0 => self.last_missing.as_ref().map(ToString::to_string),
+            _ => (!self.followed).then(|| "no process that runs or maps the program was seen".to_owned()),
+        };
         // The source holds the other reference to the drain.
         drop(self.source);
         let drain = Rc::try_unwrap(self.drain).map_err(|_| RecordError::DrainInUse)?;

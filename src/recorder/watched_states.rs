@@ -18,6 +18,8 @@ pub fn next(took: Duration) -> Instant {
 /// A process, as last read.
 pub struct WatchedState {
     pub state: ReadState,
+    /// As first read.
+    pub first: ReadState,
     /// When its memory in huge pages may be read again.
     pub huge_at: Instant,
 }

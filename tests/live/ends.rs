@@ -169,7 +169,8 @@ fn kill_9_of_the_recorder_leaves_nothing_behind() {
     let part = Seen::damaged(&killed.trace);
     assert!(part.slices() > 0 && part.all.footer.is_none());
     // A second recording works normally.
-    let again = record(&["-p", &target.pid().to_string(), "--tokens", "20"]).seen();
+    let pid = target.pid().to_string();
+    let again = record(&["-p", &pid, "--tokens", "20", "--buffer-size", "64MiB"]).seen();
     again.books_close();
     assert!(again.all.cpu_graphs.iter().filter(|g| !g.cut).all(|g| Some(g.seen) == g.expected));
 }

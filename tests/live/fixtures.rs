@@ -11,6 +11,7 @@ use std::sync::OnceLock;
 use common::run::{Recorder, Run, Target, record, wait_until};
 use common::seen::Seen;
 use common::{expect, fixture, live, truth};
+use pfi::record::CpuGraph;
 use serde_json::Value;
 
 /// The target's counts against those in the trace.
@@ -245,15 +246,17 @@ fn settled(variants: &[&Variant]) -> BTreeMap<&'static str, Seen> {
         let recorder = &waiting.recorder;
         let dropped = || recorder.stderr().matches("dropped ggml_barrier").count();
         let found = format!("found through the scheduler of process {}", target.pid());
-        let size = || std::fs::metadata(&recorder.trace).map_or(0, |m| m.len());
         let before = dropped();
         waiting.go(i);
         wait_until("the rungs settle", || {
             (!v.by_vtable() || recorder.stderr().contains(&found)) && (!v.by_interval() || dropped() > before)
         });
-        let end = size() + 200_000;
-        wait_until("more graphs", || size() > end);
-        pids.insert(v.name, target.pid());
+        let pid = target.pid();
+        recorder.wait_for_trace("graphs in which ops end as they will", |all| {
+            let ended = |g: &&CpuGraph| g.pid == pid && !g.cut && (g.barrier || v.by_interval());
+            all.cpu_graphs.iter().filter(ended).count() > 20
+        });
+        pids.insert(v.name, pid);
     }
     let run = waiting.recorder.finish();
     let seen = run.seen();

@@ -3,6 +3,8 @@
 
 use crate::common;
 
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
 
@@ -52,6 +54,22 @@ fn so_is_one_that_opens_its_parts_by_itself() {
     let engine = fixture!("late");
     for wrapper in [WRAPPERS[0], WRAPPERS[7], WRAPPERS[10]] {
         all_of_it(wrapper, &engine);
+    }
+}
+
+#[test]
+fn an_engine_beside_a_wrapper_is_not_taken_for_the_one_that_it_runs() {
+    let _turn = live!(beside others);
+    let dir = tempfile::tempdir().expect("a directory");
+    let beside = |name: &str| dir.path().join(name);
+    for file in ["libfakeggml.so", "fakellama"] {
+        fs::copy(fixture!("old").with_file_name(file), beside(file)).expect("copied");
+    }
+    fs::write(beside("script"), "#!/bin/sh\n\"$@\"\n").expect("written");
+    fs::set_permissions(beside("script"), fs::Permissions::from_mode(0o755)).expect("mode");
+    fs::copy("/usr/bin/env", beside("program")).expect("copied");
+    for wrapper in [beside("script"), beside("program")] {
+        all_of_it(&[wrapper.to_str().expect("UTF-8")], &fixture!("modern"));
     }
 }
 

@@ -1,8 +1,12 @@
 //! `ggml-runner` from the command line: `run` and `generate`, and their errors.
 
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::OnceLock;
+
+use ggml::gguf::writer::{GgufHeader, NewGgufValue};
+use ggml::quant::TensorType;
 
 const BIN: &str = env!("CARGO_BIN_EXE_ggml-runner");
 
@@ -141,6 +145,22 @@ fn every_subcommand_has_a_help_with_an_example() {
         let longest = help.lines().map(|l| l.chars().count()).max();
         assert!(longest.is_some_and(|n| n <= 120), "{name}: {longest:?} columns");
     }
+}
+
+#[test]
+fn a_part_of_a_model_is_called_one() {
+    let mut head = GgufHeader::default();
+    head.set("general.architecture", NewGgufValue::Str("llama".into())).expect("a new key");
+    for (key, n) in [("split.no", 1), ("split.count", 3)] {
+        head.set(key, NewGgufValue::U32(n)).expect("a new key");
+    }
+    head.tensor("blk.0.attn_q.weight", TensorType::F32, &[32, 4]).expect("fits");
+    let file = tempfile::NamedTempFile::new().expect("a file");
+    let mut writer = head.begin(File::create(file.path()).expect("created")).expect("written");
+    writer.write(&[0; 32 * 4 * 4]).expect("written");
+    writer.finish().expect("written");
+    let model = file.path().to_str().expect("UTF-8");
+    refused(&runner(&["run", "-m", model]), 1, &["part 2 of a model in 3 files", "--merge"]);
 }
 
 #[test]

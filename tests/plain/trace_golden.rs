@@ -122,13 +122,13 @@ fn sum_of_cause(record: &Record) -> Option<i128> {
         Record::TargetState(r) => {
             let numbers = [r.quota_us, r.period_us, r.periods, r.throttled, r.throttled_us, r.resident];
             let memory = [r.anon_huge, r.file_huge, r.locked, r.swapped, r.mem_total, r.mem_available];
-            let faults = [r.minor_faults, r.major_faults];
+            let faults = [r.minor_faults, r.major_faults, r.memory_limit, r.oom_kills];
             let all = numbers.into_iter().chain(memory).chain(faults).map(some).sum::<i128>();
             let cpus = text(&[r.affinity, r.threads, r.online, r.cpuset]);
             sum(&[r.pid.into(), r.at as u64, r.mono_ns])
                 + all
                 + cpus
-                + text(&[r.quota_group, r.policies, r.huge_pages])
+                + text(&[r.quota_group, r.policies, r.huge_pages, r.memory_group])
         }
         Record::KernelName(r) => i128::from(r.id) + text(&[r.name]),
         Record::DeviceKernels(r) => {

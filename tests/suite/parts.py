@@ -14,16 +14,13 @@ class Part:
     turn: int = 0
     # About how long it takes with two processors and nothing compiled: a run of a change begins none that it cannot end.
     minutes: int = 0
-    # A part that runs beside this one, at a low priority, where both run: this one waits more than it computes.
-    beside: str = ""
 
 
 PARTS = [
     Part("lint", "lint", "formats, clippy, imports, dependencies, waits, rebuilds"),
-    Part("programs", "test-programs", "engines from packages, fake engines, and the test programs, built"),
-    Part("service", "test-service", "files, installation and metrics of the service"),
     Part("unit", "unit", "unit tests, and tests that need no live engine"),
-    Part("live", "live", "recordings of live engines, and the service", beside="unit"),
+    Part("service", "test-service", "files, installation and metrics of the service"),
+    Part("live", "live", "recordings of live engines, and the service"),
     Part("guests-short", "guests-short", "record and doctor on one old and one new arm64 kernel"),
     Part("guests", "test-arm64", "all checks on arm64 kernels", 1, 16),
     Part("arm", "test-arm", "kernels and ggml-runner on emulated AArch64 processors", 2, 7),

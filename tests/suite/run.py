@@ -19,7 +19,6 @@ import signal
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,10 +28,8 @@ from kernel import Watch
 from parts import PARTS, SHORT
 
 OUT = choose.ROOT / "target" / "tests" / "suite"
-KINDS = ["times", "skips", "failed", "running"]
+RUNNING = OUT / "running"
 SLOWEST = 15
-# Of a part that runs beside another one: it gets a tenth of a processor that both want (sched(7)).
-NICE = 10
 # A run of a change begins no part of the rest that would not end within these.
 MINUTES = 60
 
@@ -43,8 +40,8 @@ START = time.monotonic()
 @dataclass
 class Result:
     part: object
-    code: int
     seconds: float
+    code: int
 
     def lines(self, kind):
         """Of a file that the part's tests appended to."""
@@ -59,20 +56,13 @@ def clock(seconds):
 
 
 def running_tests():
-    """Those of test programs that run now."""
-    names = [name for file in OUT.glob("*.running") for name in file.read_text().splitlines()]
-    return ", ".join(names) or "before any test of a test program"
-
-
-def groups(parts):
-    """In the order of `parts`, those that run at the same time; the first one decides, the other has a low priority."""
-    beside = {part.beside for part in parts}
-    return [[part, *(p for p in parts if p.name == part.beside)] for part in parts if part.name not in beside]
+    """Those of a test program that run now; one for the tests that record."""
+    return (RUNNING.read_text() if RUNNING.is_file() else "").replace("\n", ", ") or "before any test of a test program"
 
 
 class Runner:
     def __init__(self):
-        self.children = []
+        self.child = None
         # What the kernel said, and the test during which it did.
         self.broken = None
         self.watch = Watch(self.found)
@@ -85,42 +75,29 @@ class Runner:
         self.stop()
 
     def stop(self):
-        for child in self.children:
-            if child.poll() is None:
-                os.killpg(child.pid, signal.SIGTERM)
+        if self.child and self.child.poll() is None:
+            os.killpg(self.child.pid, signal.SIGTERM)
 
-    def begin(self, part, nice):
-        files = {f"PROFINFER_{kind.upper()}": str(OUT / f"{part.name}.{kind}") for kind in KINDS}
-        print(f"\n== {part.name}: {part.about}", flush=True)
-        command = ["nice", f"-{nice}", "make", "--no-print-directory", part.make]
-        # A session of its own: all of it is ended if the kernel is not well.
-        child = subprocess.Popen(command, cwd=choose.ROOT, env={**os.environ, **files}, start_new_session=True)
-        self.children.append(child)
-
-    def run(self, group):
-        """The results of parts that run at the same time."""
-        for old in OUT.glob("*.running"):
+    def run(self, part):
+        for old in OUT.glob(f"{part.name}.*"):
             old.unlink()
-        for part in group:
-            for old in OUT.glob(f"{part.name}.*"):
-                old.unlink()
-        begin, self.children = time.monotonic(), []
-        for part in group:
-            self.begin(part, NICE if self.children else 0)
-        with ThreadPoolExecutor() as threads:
-            try:
-                results = list(threads.map(self.end, group, self.children, [begin] * len(group)))
-            except KeyboardInterrupt:
-                self.stop()
-                raise
+        RUNNING.unlink(missing_ok=True)
+        files = {f"PROFINFER_{kind.upper()}": OUT / f"{part.name}.{kind}" for kind in ("times", "skips", "failed")}
+        environment = {**os.environ, **{name: str(file) for name, file in files.items()}, "PROFINFER_RUNNING": str(RUNNING)}
+        begin = time.monotonic()
+        print(f"\n== {part.name}: {part.about}", flush=True)
+        command = ["make", "--no-print-directory", part.make]
+        # A session of its own: all of it is ended if the kernel is not well.
+        self.child = subprocess.Popen(command, cwd=choose.ROOT, env=environment, start_new_session=True)
+        try:
+            code = self.child.wait()
+        except KeyboardInterrupt:
+            self.stop()
+            raise
         if not self.broken and self.watch.oops():
             self.broken = (running_tests(), ["the kernel is tainted by an oops (bit 7 of /proc/sys/kernel/tainted); see dmesg"])
-        return results
-
-    def end(self, part, child, begin):
-        result = Result(part, child.wait(), time.monotonic() - begin)
-        verdict = "ok" if result.code == 0 else f"FAILED ({result.code})"
-        print(f"== {part.name}: {verdict} in {clock(result.seconds)}", flush=True)
+        result = Result(part, time.monotonic() - begin, code)
+        print(f"== {part.name}: {'ok' if code == 0 else f'FAILED ({code})'} in {clock(result.seconds)}", flush=True)
         return result
 
 
@@ -130,7 +107,7 @@ def summary(results, broken):
         tests, skips = len(result.lines("times")), len(result.lines("skips"))
         verdict = "ok" if result.code == 0 else "FAILED"
         print(f"{result.part.name:14} {clock(result.seconds):>7} {tests or '-':>6} {skips or '-':>8}  {verdict}")
-    print(f"{'all':14} {clock(time.monotonic() - START):>7}")
+    print(f"{'all':14} {clock(sum(r.seconds for r in results)):>7}")
     times = sorted(((float(line.split("\t")[0]), line.split("\t")[1]) for r in results for line in r.lines("times")), reverse=True)
     if times:
         print("\nslowest tests")
@@ -179,12 +156,11 @@ def main(arguments):
     deps.attempt(deps.restore)
     OUT.mkdir(parents=True, exist_ok=True)
     runner, results, owed = Runner(), [], []
-    for group in groups(parts):
-        part = group[0]
+    for part in parts:
         if keep and part.turn and time.monotonic() - START > 60 * (MINUTES - part.minutes):
             owed.append(part.name)
             continue
-        results += runner.run(group)
+        results.append(runner.run(part))
         if runner.broken:
             break
     summary(results, runner.broken)

@@ -10,7 +10,6 @@ from pathlib import Path
 import choose
 import kernel
 import parts
-import run
 import rust
 import waits
 
@@ -104,11 +103,6 @@ class Choice(unittest.TestCase):
                 path.write_text(text)
                 state = choose.State(path)
                 self.assertEqual((state.passed, state.run, state.turns, state.owed), ("", 0, {}, []), text)
-
-    def test_parts_beside_each_other_begin_together_where_both_run(self):
-        both = [[part.name for part in group] for group in run.groups(choose.by_names(["lint", "unit", "live"]))]
-        self.assertEqual(both, [["lint"], ["live", "unit"]])
-        self.assertEqual([len(group) for group in run.groups(choose.by_names(["unit", "browser"]))], [1, 1])
 
     def test_each_part_is_a_target_of_the_makefile(self):
         makefile = (choose.ROOT / "Makefile").read_text()

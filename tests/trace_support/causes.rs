@@ -205,6 +205,9 @@ pub fn target_state(at: StateAt, mono_ns: u64) -> TargetState<'static> {
         mem_available: Some(1 << 30),
         minor_faults: Some(5000),
         major_faults: Some(9 + 3 * n),
+        memory_limit: Some(4 << 30),
+        memory_group: "/engines/a",
+        oom_kills: Some(n),
     }
 }
 

@@ -48,6 +48,19 @@ pub struct TargetState {
     /// Since the process began.
     pub minor_faults: Option<u64>,
     pub major_faults: Option<u64>,
+    /// The smallest memory limit of its cgroup and of those above; null: none, or it could not be read.
+    pub memory_limit: Option<MemoryLimit>,
+    /// Memory that it may use: the machine's, or the limit if that is less.
+    pub memory_usable_bytes: Option<u64>,
+}
+
+/// A limit on the memory of a cgroup.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct MemoryLimit {
+    pub group: String,
+    pub bytes: u64,
+    /// Processes of the cgroup that the kernel has killed because of it, since the cgroup was made.
+    pub kills: Option<u64>,
 }
 
 /// The CPUs of a thread.
@@ -123,6 +136,12 @@ fn state(r: &record::TargetState<'_>, begin: Option<u64>) -> TargetState {
         mem_available_bytes: r.mem_available,
         minor_faults: r.minor_faults,
         major_faults: r.major_faults,
+        memory_limit: r.memory_limit.map(|bytes| MemoryLimit {
+            group: r.memory_group.to_owned(),
+            bytes,
+            kills: r.oom_kills,
+        }),
+        memory_usable_bytes: r.memory_limit.into_iter().chain(r.mem_total).min(),
     }
 }
 

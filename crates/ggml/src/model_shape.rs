@@ -54,8 +54,8 @@ pub enum ShapeError {
     Key { key: String, why: String },
     #[error("architecture '{0}' is not known here, so what it computes per token is not known; known: {list}", list = ARCHITECTURES.join(", "))]
     Architecture(String),
-    #[error("tensor '{name}' has type number {id}, whose size is not known")]
-    Type { name: String, id: u32 },
+    #[error("tensor '{name}' of {elements} elements has type number {id}, whose size is not known")]
+    Type { name: String, id: u32, elements: u64 },
     #[error("tensor '{name}': {why}")]
     Tensor { name: String, why: &'static str },
     #[error("no matrix of layer {0} is described: is a part of the model missing?")]
@@ -148,6 +148,9 @@ pub struct ModelShape {
     pub tensors: BTreeSet<String>,
     /// Bytes of all tensors.
     pub stored: u64,
+    /// Bytes of matrices that a token of text does not read, by the first word of their names: of a vision or audio
+    /// encoder (`v`, `a`, `mm`), of a head for several tokens ahead (`mtp`), of embeddings (`dense_2`).
+    pub aside: BTreeMap<String, u64>,
     /// Bytes of a row of the token table.
     pub row: u64,
 }
@@ -183,6 +186,7 @@ impl ModelShape {
             products: out.products.into_values().collect(),
             tensors: out.names,
             stored: out.stored,
+            aside: out.aside,
             row,
         })
     }
@@ -240,6 +244,7 @@ struct Tensors {
     products: BTreeMap<ProductKey, WeightProduct>,
     names: BTreeSet<String>,
     stored: u64,
+    aside: BTreeMap<String, u64>,
     seen_layers: BTreeSet<u64>,
     /// The token table, and the output matrix.
     table: Option<(StoredType, [u64; 2])>,
@@ -253,18 +258,31 @@ const HEAD: &str = "output.weight";
 impl Tensors {
     fn take(&mut self, t: &GgufTensor<'_>) -> Result<(), ShapeError> {
         let wrong = |why| ShapeError::Tensor { name: t.name.to_owned(), why };
-        let ty = StoredType::from_id(t.type_id)
-            .ok_or_else(|| ShapeError::Type { name: t.name.to_owned(), id: t.type_id })?;
+        let elements = t.dims.into_iter().try_fold(1u64, u64::checked_mul).unwrap_or(u64::MAX);
+        if elements == 0 {
+            return Ok(());
+        }
+        let ty = StoredType::from_id(t.type_id).ok_or_else(|| ShapeError::Type {
+            name: t.name.to_owned(),
+            id: t.type_id,
+            elements,
+        })?;
         let [k, m, stacked, last] = t.dims;
         let rows = [m, stacked, last].into_iter().try_fold(1u64, u64::checked_mul);
         let row = ty.row_bytes(k).ok_or_else(|| wrong("its rows are not whole blocks"))?;
-        let bytes = rows.and_then(|n| n.checked_mul(row)).filter(|n| *n > 0 && *n < MAX_BYTES);
-        let bytes = bytes.ok_or_else(|| wrong("its size is zero or absurd"))?;
+        let bytes = rows.and_then(|n| n.checked_mul(row)).filter(|n| *n < MAX_BYTES);
+        let bytes = bytes.ok_or_else(|| wrong("its size is absurd"))?;
         self.stored = self.stored.checked_add(bytes).filter(|n| *n < MAX_BYTES).ok_or(ShapeError::Size)?;
         let folded = fold(t.name);
         let layer = folded.layer.map(u64::from).filter(|_| t.name.starts_with("blk."));
         // Layers that predict several tokens ahead are not computed.
         if layer.is_some_and(|l| l >= self.layers) {
+            return Ok(());
+        }
+        if layer.is_none() && t.dim_count > 1 && t.name != HEAD && !TABLES.contains(&t.name) {
+            let word = t.name.split('.').next().unwrap_or(t.name).to_owned();
+            let sum = self.aside.entry(word).or_default();
+            *sum = sum.saturating_add(bytes);
             return Ok(());
         }
         let name = folded.pattern.into_owned();
@@ -273,7 +291,7 @@ impl Tensors {
             self.table = Some((ty, [k, m]));
         }
         // A product with a vector is as cheap as other small ops.
-        if TABLES.contains(&t.name) || !t.name.ends_with(".weight") || t.dim_count < 2 || m < 2 {
+        if TABLES.contains(&t.name) || !t.name.ends_with(".weight") || m < 2 {
             return Ok(());
         }
         self.seen_layers.extend(layer);

@@ -94,4 +94,11 @@ pub struct TargetState<'a> {
     /// The target's page faults so far, without and with I/O.
     pub minor_faults: Option<u64>,
     pub major_faults: Option<u64>,
+    /// The smallest memory limit on the way from its cgroup to the root, bytes; absent if none is set, or none could be
+    /// read. Since 1.9, as the two that follow.
+    pub memory_limit: Option<u64>,
+    /// The cgroup with that limit, below the hierarchy's root; empty without a limit.
+    pub memory_group: &'a str,
+    /// Processes of that cgroup that the kernel has killed because of the limit, so far.
+    pub oom_kills: Option<u64>,
 }

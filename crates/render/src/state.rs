@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::units::time;
+use super::units::{bytes, time};
 use analysis::target_state::{FrequencyPolicy, TargetState, throttled};
 
 /// Most processes shown.
@@ -20,9 +20,15 @@ pub fn lines(states: &[TargetState]) -> Vec<(&'static str, String)> {
     let mut out = Vec::new();
     for (pid, (first, last)) in &of {
         let told = cpus(first, last);
+        let who = if many { format!("process {pid}: ") } else { String::new() };
         if !told.is_empty() && out.len() < PROCESSES {
-            let who = if many { format!("process {pid}: ") } else { String::new() };
             out.push(("CPUs", format!("{who}{}", told.join("; "))));
+        }
+        if let Some(limit) = last.memory_limit.as_ref().filter(|_| out.len() < PROCESSES) {
+            out.push((
+                "memory",
+                format!("{who}limit of {} (cgroup {})", bytes(limit.bytes as f64), limit.group),
+            ));
         }
     }
     // The same for all processes.

@@ -56,6 +56,7 @@ them. `profinfer config --print` shows the result.",
         ("1", "nothing recorded, or an error such as a full disk; after an error COMMAND keeps running, and its \
          exit status is reported"),
         ("2", "wrong usage"),
+        ("4", "the kernel's tracing does not answer: only a reboot helps"),
         ("130", "stopped by a second Ctrl-C"),
         ("N", "COMMAND failed: its exit status"),
     ],

@@ -132,7 +132,7 @@ impl Session {
             && let Ok(program) = fs::read_link(format!("/proc/{pid}/exe"))
         {
             // Including linked libraries, which are not mapped yet.
-            match discover::of_path(&program) {
+            match discover::of_program(&program) {
                 Ok(engines) if !engines.is_empty() => {
                     self.add_all(Ok(engines), Some(pid), watch)?;
                     return Ok(true);

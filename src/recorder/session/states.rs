@@ -7,11 +7,11 @@ use super::Session;
 use super::output::notice;
 use crate::host::peaks;
 use crate::host::target_state::ReadState;
-use crate::host::usage;
+use crate::host::{target, usage};
 use crate::recorder::recording::SessionObserver;
 use crate::recorder::watched_states::{WatchedState, next};
 use pfi::WriteError;
-use pfi::record::StateAt;
+use pfi::record::{self, StateAt};
 
 impl Session {
     /// Writes what this machine reaches, if it was measured before.
@@ -29,7 +29,7 @@ impl Session {
         let mut state = self.states.reader.read(pid);
         let huge_at = self.states.read_huge(pid, &mut state);
         self.write_state(pid, StateAt::Start, &state)?;
-        self.states.all.insert(pid, WatchedState { state, huge_at });
+        self.states.all.insert(pid, WatchedState { first: state.clone(), state, huge_at });
         Ok(())
     }
 
@@ -85,7 +85,14 @@ impl Session {
         let mut state = self.states.reader.read(pid);
         self.states.reader.read_huge(pid, &mut state);
         state.fill(&watched.state);
-        self.write_state(pid, StateAt::End, &state)
+        self.write_state(pid, StateAt::End, &state)?;
+        match state.killed_since(&watched.first).filter(|_| !target::alive(pid)) {
+            None => Ok(()),
+            Some(why) => {
+                let text = format!("process {pid} has ended, and {why}");
+                self.drain.borrow_mut().enc.notice(&record::Notice { t: usage::now() as i64, text: &text })
+            }
+        }
     }
 
     fn write_state(&self, pid: u32, at: StateAt, state: &ReadState) -> Result<(), WriteError> {

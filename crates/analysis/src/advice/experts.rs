@@ -19,10 +19,10 @@ pub fn rule(r: &RuleInput<'_>) -> Option<Advice> {
     Some(Advice {
         rule: "experts",
         title: "keep the experts in memory: a part of their calls waits for storage".into(),
-        actions: vec![
-            "--mlock (builds of 2026: --load-mode mlock), or a smaller quantisation of the experts".into(),
-            "with a GPU: --n-cpu-moe N keeps the other layers on it and their memory free".into(),
-        ],
+        actions: {
+            let gpu = "with a GPU: --n-cpu-moe N keeps the other layers on it and their memory free";
+            super::faults::keep(r, "the experts").into_iter().chain([gpu.to_owned()]).collect()
+        },
         gain: None,
         confidence: Confidence::Medium,
         evidence: format!("{} of the experts' multiplications had major page faults{slower}", pct(share)),

@@ -24,16 +24,32 @@ pub fn rule(r: &RuleInput<'_>) -> Option<Advice> {
     Some(Advice {
         rule: "major-faults",
         title: "keep the model in memory: its pages are read from storage while it computes".into(),
-        actions: vec![
-            "--mlock (builds of 2026: --load-mode mlock), if the model fits into memory".into(),
-            "or --no-mmap; or a smaller quantisation; or free memory".into(),
-        ],
+        actions: keep(r, "the model"),
         gain: None,
         confidence: if off.is_some() { Confidence::High } else { Confidence::Medium },
         evidence: evidence.join("; "),
         disproof: "with the model locked, major page faults remain".into(),
         trade_off: None,
     })
+}
+
+/// How to keep the model, or a part of it, in memory. In a group with a memory limit, nothing may be locked before it fits:
+/// the kernel kills what exceeds the limit.
+pub fn keep(r: &RuleInput<'_>, what: &str) -> Vec<String> {
+    match r.facts.memory_limit {
+        Some(limit) => vec![
+            format!(
+                "raise the memory limit of its cgroup ({}), now {:.1} MB",
+                limit.group,
+                limit.bytes as f64 / 1e6
+            ),
+            format!("or a smaller quantisation of {what}"),
+        ],
+        None => vec![
+            format!("--mlock (builds of 2026: --load-mode mlock), if there is memory for {what}"),
+            format!("or --no-mmap; or a smaller quantisation of {what}; or free memory"),
+        ],
+    }
 }
 
 /// Counted over all ops; `None` if they were not counted.

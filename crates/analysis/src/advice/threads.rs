@@ -13,7 +13,9 @@ pub fn rule(r: &RuleInput<'_>) -> Option<Advice> {
     let computing = p.bar?.computing;
     // On a machine with unequal cores, the fast ones may all be in use.
     let fast = r.facts.report.run.clusters.first().map_or(allowed, |c| c.cpus.len() as u32);
-    let most = allowed.min(fast);
+    // A thread beyond the quota only makes the others wait longer.
+    let within = r.facts.cpus.quota.map_or(u32::MAX, |cpus| (cpus as u32).max(1));
+    let most = allowed.min(fast).min(within);
     (p.threads < most && computing >= COMPUTING && p.threads > 0).then(|| Advice {
         rule: "more-threads",
         title: format!("try {most} threads: {} of {most} CPUs are used", p.threads),

@@ -19,7 +19,7 @@ pub struct MemoryNeed {
     pub compute: u64,
     pub compute_rule: &'static str,
     pub total: u64,
-    /// Of the machine; null if not known.
+    /// Of the machine, or the limit of the cgroup in which this was asked if that is less; null if not known.
     pub available: Option<u64>,
     /// Whether the total is less than that; null if not known.
     pub fits: Option<bool>,

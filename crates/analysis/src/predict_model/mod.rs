@@ -282,6 +282,11 @@ fn notes(shape: &ModelShape, options: &PredictOptions, peak: Option<&Peak>, thre
     if shape.context.is_none() {
         out.push("the file does not say for how many tokens the model was trained".into());
     }
+    if !shape.aside.is_empty() {
+        let each =
+            shape.aside.iter().map(|(word, bytes)| format!("{word}.* ({:.1} MB)", *bytes as f64 / 1e6));
+        out.push(format!("not read for a token of text: {}", each.collect::<Vec<_>>().join(", ")));
+    }
     if peak.is_some_and(|p| p.threads.is_some_and(|n| n != threads)) {
         let of = peak.and_then(|p| p.threads).unwrap_or(0);
         out.push(format!("no peak was measured with this number of threads: the ceiling is that of {of}"));

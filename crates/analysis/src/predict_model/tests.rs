@@ -30,6 +30,7 @@ fn shape() -> ModelShape {
         ],
         tensors: ["blk.{L}.attn_q.weight".to_owned(), "output.weight".to_owned()].into(),
         stored: 100 << 20,
+        aside: std::collections::BTreeMap::new(),
         row: 576,
     }
 }

@@ -15,7 +15,7 @@ use crate::load::{HitTensors, Loaded};
 use crate::ops::OpTimes;
 use crate::report::data::{PhaseReport, Report};
 use crate::tables::{OpRow, Reasons, ThreadRow, op_rows, thread_rows};
-use crate::target_state::TargetState;
+use crate::target_state::{MemoryLimit, TargetState};
 use ggml::backend_guid;
 
 /// Everything known about a run.
@@ -28,6 +28,8 @@ pub struct VerdictFacts<'r> {
     /// Best instruction set that this machine's peaks were measured with; `None` if they are not known.
     pub isa: Option<&'r str>,
     pub cpus: CpuFacts,
+    /// The memory limit of the process; `None` if it has none, or it was not recorded.
+    pub memory_limit: Option<&'r MemoryLimit>,
     /// Frequencies; `None` if not recorded.
     pub clock: Option<ClockFacts>,
     /// Page faults of the experts' multiplications in decode.
@@ -101,6 +103,7 @@ impl<'r> VerdictFacts<'r> {
             isa: input.loaded.peaks.iter().map(|p| p.isa).find(|isa| !isa.is_empty()),
             clock: ClockFacts::new(&states, &cpus),
             cpus,
+            memory_limit: states.last().and_then(|s| s.memory_limit.as_ref()),
             misses: input.why.and_then(|w| w.misses(input.idents, None)),
         }
     }

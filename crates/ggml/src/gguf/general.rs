@@ -20,7 +20,7 @@ pub struct General {
 }
 
 /// Names of `enum llama_ftype` (llama.h) without their prefix; the numbers between them are no longer in use.
-const FILE_TYPES: [(u32, &str); 34] = [
+const FILE_TYPES: [(u32, &str); 36] = [
     (0, "F32"),
     (1, "F16"),
     (2, "Q4_0"),
@@ -55,6 +55,8 @@ const FILE_TYPES: [(u32, &str); 34] = [
     (37, "TQ2_0"),
     (38, "MXFP4_MOE"),
     (39, "NVFP4"),
+    (40, "Q1_0"),
+    (41, "Q2_0"),
 ];
 /// The type was guessed when the file was written.
 const GUESSED: u32 = 1024;

@@ -20,7 +20,7 @@ const fn of(id: u32, name: &'static str, block: u32, bytes: u32) -> StoredType {
 }
 
 /// Every type, by number. Types that were removed from GGML are missing.
-pub const TYPES: [StoredType; 33] = [
+pub const TYPES: [StoredType; 35] = [
     of(0, "f32", 1, 4),
     of(1, "f16", 1, 2),
     of(2, "q4_0", 32, 18),
@@ -54,6 +54,8 @@ pub const TYPES: [StoredType; 33] = [
     of(35, "tq2_0", 256, 66),
     of(39, "mxfp4", 32, 17),
     of(40, "nvfp4", 64, 36),
+    of(41, "q1_0", 128, 18),
+    of(42, "q2_0", 64, 18),
 ];
 
 impl StoredType {

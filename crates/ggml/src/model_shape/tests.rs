@@ -76,6 +76,24 @@ fn a_token_reads_all_matrices_and_one_row_of_the_table() {
 }
 
 #[test]
+fn encoders_of_pictures_and_heads_for_later_tokens_are_not_read_for_text() {
+    let mut h = header("gemma3");
+    dense(&mut h);
+    let text = read(h.clone()).unwrap();
+    for name in ["v.blk.0.attn_q.weight", "mm.0.weight", "mtp.fc.weight"] {
+        h.tensor(name, TensorType::F16, &[EMBD, FF]).expect("fits");
+    }
+    h.tensor("v.patch_embd.weight", TensorType::F16, &[14, 14, 3, 64]).expect("fits");
+    let all = read(h).unwrap();
+    assert_eq!((all.bytes_a_token(), &all.products), (text.bytes_a_token(), &text.products));
+    let (matrix, patch) = (EMBD * FF * 2, 14 * 14 * 3 * 64 * 2);
+    let aside =
+        [("mm", matrix), ("mtp", matrix), ("v", matrix + patch)].map(|(word, n)| (word.to_owned(), n));
+    assert_eq!(all.aside.into_iter().collect::<Vec<_>>(), aside);
+    assert_eq!(all.stored, text.stored + 3 * matrix + patch);
+}
+
+#[test]
 fn of_experts_only_those_used_are_read() {
     let mut h = header("qwen2moe");
     h.set("qwen2moe.expert_count", NewGgufValue::U32(8)).unwrap();
@@ -120,7 +138,7 @@ fn what_is_missing_is_named() {
     let at = file.windows(18).position(|w| w == b"output_norm.weight").unwrap() + 18 + 4 + 8;
     file[at] = 200;
     let read = |file: &[u8]| ModelShape::read(&[Gguf::parse_head(file).unwrap()]);
-    assert_eq!(read(&file), Err(ShapeError::Type { name: "output_norm.weight".into(), id: 200 }));
+    assert_eq!(read(&file), Err(ShapeError::Type { name: "output_norm.weight".into(), id: 200, elements: EMBD }));
     let mut h = header("llama");
     h.set("llama.attention.key_length", NewGgufValue::U32(0)).unwrap();
     assert!(matches!(self::read(h), Err(ShapeError::Key { .. })));

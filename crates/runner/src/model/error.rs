@@ -14,6 +14,8 @@ pub enum ModelError {
     MissingKey { key: String },
     #[error("metadata '{key}': {why}")]
     Key { key: String, why: String },
+    #[error("this is part {part} of a model in {parts} files: join them with llama-gguf-split --merge")]
+    Part { part: u64, parts: u64 },
     #[error("architecture '{0}' is not supported; supported: llama, qwen2, qwen2moe and gemma2")]
     Architecture(String),
     #[error("tensor '{0}' is missing: the file is incomplete, or its architecture is declared wrongly")]

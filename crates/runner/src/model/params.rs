@@ -136,6 +136,11 @@ struct Keys<'a, 'f> {
 
 impl<'a, 'f> Keys<'a, 'f> {
     fn new(file: &'a Gguf<'f>) -> Result<Self, ModelError> {
+        let number = |key| file.get(key).and_then(|value| value.as_u64());
+        if let Some(parts) = number("split.count").filter(|parts| *parts > 1) {
+            let part = number("split.no").unwrap_or(0).saturating_add(1);
+            return Err(ModelError::Part { part, parts });
+        }
         let key = "general.architecture";
         let name = match file.get(key) {
             None => return Err(ModelError::MissingKey { key: key.to_owned() }),
