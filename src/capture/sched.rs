@@ -19,7 +19,7 @@ use crate::capture::source::{CaptureOptions, FeatureStatus, Guard, Sink};
 use crate::host::btf::TaskOffsets;
 use crate::host::diagnose::{Act, KernelError};
 use crate::host::kallsyms::{self, KernelFunction};
-use crate::host::{tracepoint, usage};
+use crate::host::{tracefs, tracepoint, usage};
 use pfi::record::{Availability, OffCpu, Tristate};
 use pfi::{Encoder, WriteError};
 
@@ -157,6 +157,9 @@ impl Scheduler {
         if !self.links.is_empty() {
             self.left = usage::now();
         }
+        let fds: Vec<_> = self.links.iter().map(AsFd::as_fd).collect();
+        // What cannot be handed over is slow to drop.
+        let _ = tracefs::hand_over(&fds);
         self.links.drain(..).map(|link| Box::new(link) as Guard).collect()
     }
 

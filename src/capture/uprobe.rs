@@ -25,7 +25,7 @@ use crate::capture::multi;
 use crate::capture::perf::event::{self, failed};
 use crate::capture::source::{Guard, Probe};
 use crate::host::diagnose::KernelError;
-use crate::host::tracefs::{Definition, Tracefs, TracefsError};
+use crate::host::tracefs::{self, Definition, Tracefs, TracefsError};
 
 /// Lowest number for descriptors that should be closed last when a process dies. The kernel closes descriptors in
 /// ascending order, and closing one that holds a definition takes long. The breakpoints should be gone before that.
@@ -93,7 +93,8 @@ impl Uprobes {
             Ok(match &self.tracefs {
                 Ok(tracefs) => {
                     let definition = tracefs.define(&file, offset, false, "")?;
-                    Box::new(Shared { events, _holder: None, definition })
+                    let held = Held { holder: holder(&definition)?, definition };
+                    Box::new(Shared { events, held: Some(held) })
                 }
                 Err(_) => Box::new(Own { program: None, ret: false, file, offset, events }),
             })
@@ -116,10 +117,9 @@ impl Uprobes {
         };
         let file = File::open(file).map_err(ProbeError::open(file))?;
         let definition = tracefs.define(&file, offset, ret, "")?;
-        // Enables the probe in this process, which does not map the file as executable.
-        let holder = event::of_process(definition.id, 0).and_then(|e| high(&e)).map_err(failed)?;
+        let holder = holder(&definition)?;
         event::bind(&holder, program).map_err(failed)?;
-        Ok(Box::new(Shared { events: BTreeMap::new(), _holder: Some(holder), definition }))
+        Ok(Box::new(Shared { events: BTreeMap::new(), held: Some(Held { holder, definition }) }))
     }
 }
 
@@ -146,14 +146,35 @@ fn unless_gone(opened: io::Result<OwnedFd>) -> Result<Option<OwnedFd>, KernelErr
 /// A definition, and the processes that have it. Fields are declared in the order in which they must be closed.
 struct Shared {
     events: BTreeMap<u32, OwnedFd>,
-    /// Keeps the program, if any, attached to the definition while no process has it.
-    _holder: Option<OwnedFd>,
+    held: Option<Held>,
+}
+
+/// A definition with a program, if any. Fields are declared in the order in which they must be closed.
+struct Held {
+    /// Keeps it enabled while no process has it: closing a process's event is fast then, and only this one is slow.
+    holder: OwnedFd,
     definition: Definition,
+}
+
+/// Enables a definition in this process, which does not map the file as executable.
+fn holder(definition: &Definition) -> Result<OwnedFd, KernelError> {
+    event::of_process(definition.id, 0).and_then(|e| high(&e)).map_err(failed)
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        self.events.clear();
+        let Some(held) = self.held.take() else { return };
+        if tracefs::hand_over(&[held.holder.as_fd()]) {
+            held.definition.leave();
+        }
+    }
 }
 
 impl Probe for Shared {
     fn enter(&mut self, pid: u32) -> Result<(), ProbeError> {
-        if let Some(event) = unless_gone(event::of_process(self.definition.id, pid))? {
+        let Some(held) = &self.held else { return Ok(()) };
+        if let Some(event) = unless_gone(event::of_process(held.definition.id, pid))? {
             self.events.insert(pid, event);
         }
         Ok(())

@@ -1,15 +1,15 @@
-//! Removes a recorder's probe definitions after the recorder has died: the kernel owns and keeps them. A small
-//! process waits for the recorder to end.
+//! Closes what the kernel takes long to close, and removes a recorder's probe definitions after the recorder has ended,
+//! in whatever way: the kernel owns and keeps them. A small process waits for either.
 //!
 //! The process comes from a fork without an exec, of a program that may have threads. So it only makes system calls
 //! on memory that existed before: no allocation, no lock, no panic. They are raw, on descriptors by number, which nothing
-//! may own twice. Its end sends no signal, and only a wait for it by its pid sees it: a recorder's other child is the
-//! command that it records.
+//! may own twice. It is not a child of the recorder, so that a recorder's only child is the command that it records.
 
 use std::ffi::{CStr, CString};
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 
 /// Bytes of the listing read at a time; a line is shorter.
@@ -20,53 +20,120 @@ static BETWEEN: libc::timespec = libc::timespec { tv_sec: 0, tv_nsec: 20_000_000
 /// Longest name, bytes.
 const NAME: usize = 128;
 
-/// Time that its end may take where nothing is left to do. Otherwise it stays, until it has done it.
-const END: libc::c_int = 200;
+/// Descriptors handed over at a time.
+const HANDED: usize = 32;
+/// Bytes of a control message with so many, and words for it: it is aligned like one.
+const CONTROL: usize = control_space();
+type Control = [u64; CONTROL.div_ceil(8)];
 
-/// The waiting process. It proceeds when the pipe is closed, by [`Drop`] or by the end of this process.
-pub struct Guard {
-    pid: libc::pid_t,
-    alive: Option<OwnedFd>,
+const fn control_space() -> usize {
+    // SAFETY: computes a size.
+    unsafe { libc::CMSG_SPACE((HANDED * size_of::<RawFd>()) as libc::c_uint) as usize }
 }
 
+/// The waiting process. It takes descriptors over this socket, and proceeds when the socket is closed, which happens when
+/// this process ends.
+pub struct Guard(OwnedFd);
+
 impl Guard {
-    /// Makes sure that the definitions of `group` in the file `events` are removed after this process has ended, in
-    /// whatever way.
+    /// Makes sure that the definitions of `group` in the file `events` are removed after this process has ended, or this
+    /// is dropped.
     ///
     /// # Errors
     /// No process or descriptor is available.
     pub fn start(events: &Path, group: &str) -> io::Result<Guard> {
         let events = CString::new(events.as_os_str().as_bytes())?;
         let prefix = [group.as_bytes(), b"/"].concat();
-        let (wait, alive) = io::pipe()?;
+        let (wait, alive) = UnixStream::pair()?;
         let (wait, alive) = (OwnedFd::from(wait), OwnedFd::from(alive));
         let wait = wait.into_raw_fd();
-        // SAFETY: the child only makes system calls (`watch`), on its own copy of memory, and does not return.
-        let pid = unsafe {
+        // SAFETY: the children only make system calls (`watch`), on their own copy of memory, and do not return.
+        // The first one ends immediately and is waited for here, so that the second becomes a child of init.
+        unsafe {
             match fork() {
+                -1 => {
+                    let e = io::Error::last_os_error();
+                    libc::close(wait);
+                    return Err(e);
+                }
                 0 => {
-                    watch(wait, &events, &prefix);
+                    if fork() == 0 {
+                        watch(wait, &events, &prefix);
+                    }
                     libc::_exit(0)
                 }
                 pid => {
-                    let failed = io::Error::last_os_error();
                     libc::close(wait);
-                    if pid < 0 {
-                        return Err(failed);
+                    while libc::waitpid(pid, std::ptr::null_mut(), libc::__WALL) < 0
+                        && io::Error::last_os_error().kind() == io::ErrorKind::Interrupted
+                    {
                     }
-                    pid
                 }
             }
-        };
-        Ok(Guard { pid, alive: Some(alive) })
+        }
+        Ok(Guard(alive))
+    }
+
+    /// Hands over descriptors that the kernel takes long to close: whoever closes its own afterwards does not wait.
+    ///
+    /// # Errors
+    /// The process is gone, or descriptors cannot be passed.
+    pub fn take(&self, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+        fds.chunks(HANDED).try_for_each(|some| {
+            let numbers: Vec<RawFd> = some.iter().map(AsRawFd::as_raw_fd).collect();
+            let mut control: Control = [0; CONTROL.div_ceil(8)];
+            let (mut byte, bytes) = (0u8, size_of_val(numbers.as_slice()));
+            // SAFETY: one byte and a control message within `control`, which has room for HANDED descriptors.
+            let sent = unsafe {
+                let mut part = libc::iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 };
+                let mut message = message(&mut part, &mut control);
+                message.msg_controllen = libc::CMSG_SPACE(bytes as libc::c_uint) as _;
+                let head = libc::CMSG_FIRSTHDR(&raw const message);
+                (*head).cmsg_level = libc::SOL_SOCKET;
+                (*head).cmsg_type = libc::SCM_RIGHTS;
+                (*head).cmsg_len = libc::CMSG_LEN(bytes as libc::c_uint) as _;
+                std::ptr::copy_nonoverlapping(numbers.as_ptr().cast::<u8>(), libc::CMSG_DATA(head), bytes);
+                libc::sendmsg(self.0.as_raw_fd(), &raw const message, libc::MSG_NOSIGNAL)
+            };
+            if sent == 1 { Ok(()) } else { Err(io::Error::last_os_error()) }
+        })
     }
 }
 
-impl Drop for Guard {
-    fn drop(&mut self) {
-        self.alive = None;
-        // Its parent must wait for it, or it remains as a zombie: not every PID 1 does, in containers.
-        wait(self.pid, END);
+/// A message of one part with a control message.
+fn message(part: &mut libc::iovec, control: &mut Control) -> libc::msghdr {
+    // SAFETY: a struct of numbers and pointers, of which none is used before it is set.
+    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+    (message.msg_iov, message.msg_iovlen) = (part, 1);
+    (message.msg_control, message.msg_controllen) = (control.as_mut_ptr().cast(), size_of_val(control) as _);
+    message
+}
+
+/// Receives descriptors and closes them, until the other end is closed.
+///
+/// # Safety
+/// Callable where only system calls are allowed.
+unsafe fn close_handed(socket: RawFd) {
+    // SAFETY: buffers of the stated lengths; the descriptors received belong to nobody else.
+    unsafe {
+        loop {
+            let (mut byte, mut control): (u8, Control) = (0, [0; CONTROL.div_ceil(8)]);
+            let mut part = libc::iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 };
+            let mut message = message(&mut part, &mut control);
+            match libc::recvmsg(socket, &raw mut message, 0) {
+                1 => {}
+                -1 if *libc::__errno_location() == libc::EINTR => continue,
+                _ => return,
+            }
+            let head = libc::CMSG_FIRSTHDR(&raw const message);
+            if head.is_null() || (*head).cmsg_type != libc::SCM_RIGHTS {
+                continue;
+            }
+            let bytes = ((*head).cmsg_len as usize).saturating_sub(libc::CMSG_LEN(0) as usize);
+            for i in 0..bytes / size_of::<RawFd>() {
+                libc::close(libc::CMSG_DATA(head).cast::<RawFd>().add(i).read_unaligned());
+            }
+        }
     }
 }
 
@@ -103,8 +170,7 @@ fn watch(wait: RawFd, events: &CStr, prefix: &[u8]) {
         libc::sigfillset(&raw mut all);
         libc::sigprocmask(libc::SIG_SETMASK, &raw const all, std::ptr::null_mut());
         close_all_but(wait);
-        let mut byte = 0u8;
-        while libc::read(wait, (&raw mut byte).cast(), 1) < 0 && *libc::__errno_location() == libc::EINTR {}
+        close_handed(wait);
         for _ in 0..ATTEMPTS {
             if remove(events, prefix) == 0 {
                 return;

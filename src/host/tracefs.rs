@@ -3,7 +3,7 @@
 use std::fs::{self, File, OpenOptions};
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io::{self, ErrorKind, Write};
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -32,7 +32,7 @@ struct Group {
     /// A forked child needs its own.
     pid: u32,
     /// Without it, a later recorder removes what a killed one has left.
-    _guard: Option<Guard>,
+    guard: Option<Guard>,
     /// Locked, so that no recorder takes our definitions for left over; see [`alone`].
     _alive: Option<File>,
 }
@@ -51,7 +51,7 @@ impl Group {
         let name = format!("{PREFIX}{pid}_{random:016x}");
         // Another recorder has it for itself only while it cleans up.
         let alive = File::open(events).ok().filter(|file| file.lock_shared().is_ok());
-        let group = Arc::new(Group { pid, _guard: Guard::start(events, &name).ok(), _alive: alive, name });
+        let group = Arc::new(Group { pid, guard: Guard::start(events, &name).ok(), _alive: alive, name });
         *shared = Arc::downgrade(&group);
         group
     }
@@ -147,6 +147,16 @@ pub fn offered() -> Result<(), TracefsError> {
     appending(&file).map(drop).map_err(|e| TracefsError::of(&file, e))
 }
 
+/// Hands descriptors that the kernel takes long to close to this process's guard. False: there is none.
+pub fn hand_over(fds: &[BorrowedFd<'_>]) -> bool {
+    let shared = GROUP.lock().unwrap_or_else(PoisonError::into_inner).upgrade();
+    let guard = shared
+        .as_ref()
+        .filter(|group| group.pid == std::process::id())
+        .and_then(|group| group.guard.as_ref());
+    guard.is_some_and(|guard| guard.take(fds).is_ok())
+}
+
 impl Tracefs {
     /// Finds tracefs, and mounts it if it is not mounted.
     ///
@@ -183,7 +193,7 @@ impl Tracefs {
         self.command(&format!("{kind}:{name} {}{arguments}", place(file, offset)))
             .map_err(|e| self.why_undefined(e))?;
         let number = self.root.join("events").join(&name).join("id");
-        let mut definition = Definition { file: self.events(), name, id: 0 };
+        let mut definition = Definition { file: self.events(), name, left: false, id: 0 };
         let text = fs::read_to_string(&number).map_err(|e| TracefsError::of(&number, e))?;
         definition.id =
             text.trim().parse().map_err(|_| TracefsError::Number { file: number, text: text.clone() })?;
@@ -217,12 +227,23 @@ fn place(file: &File, offset: u64) -> String {
 pub struct Definition {
     file: PathBuf,
     name: String,
+    left: bool,
     /// The kernel's number for it, with which its samples start.
     pub id: u32,
 }
 
+impl Definition {
+    /// Leaves it to the guard, which removes it after this process.
+    pub fn leave(mut self) {
+        self.left = true;
+    }
+}
+
 impl Drop for Definition {
     fn drop(&mut self) {
+        if self.left {
+            return;
+        }
         for _ in 0..ATTEMPTS {
             match tell(&self.file, &format!("-:{}", self.name)) {
                 Err(e) if e.raw_os_error() == Some(libc::EBUSY) => {

@@ -138,7 +138,10 @@ fn what_is_missing_is_named() {
     let at = file.windows(18).position(|w| w == b"output_norm.weight").unwrap() + 18 + 4 + 8;
     file[at] = 200;
     let read = |file: &[u8]| ModelShape::read(&[Gguf::parse_head(file).unwrap()]);
-    assert_eq!(read(&file), Err(ShapeError::Type { name: "output_norm.weight".into(), id: 200, elements: EMBD }));
+    assert_eq!(
+        read(&file),
+        Err(ShapeError::Type { name: "output_norm.weight".into(), id: 200, elements: EMBD })
+    );
     let mut h = header("llama");
     h.set("llama.attention.key_length", NewGgufValue::U32(0)).unwrap();
     assert!(matches!(self::read(h), Err(ShapeError::Key { .. })));
