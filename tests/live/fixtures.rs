@@ -252,9 +252,15 @@ fn settled(variants: &[&Variant]) -> BTreeMap<&'static str, Seen> {
             (!v.by_vtable() || recorder.stderr().contains(&found)) && (!v.by_interval() || dropped() > before)
         });
         let pid = target.pid();
-        recorder.wait_for_trace("graphs in which ops end as they will", |all| {
-            let ended = |g: &&CpuGraph| g.pid == pid && !g.cut && (g.barrier || v.by_interval());
-            all.cpu_graphs.iter().filter(ended).count() > 20
+        // Reading the trace takes time from the engine: only when there is more of it.
+        let size = || std::fs::metadata(&recorder.trace).map_or(0, |m| m.len());
+        let ended = |g: &&CpuGraph| g.pid == pid && !g.cut && (g.barrier || v.by_interval());
+        let mut read = 0;
+        wait_until("graphs in which ops end as they will", || {
+            size() > read + 200_000 && {
+                read = size();
+                Seen::damaged(&recorder.trace).all.cpu_graphs.iter().filter(ended).count() > 20
+            }
         });
         pids.insert(v.name, pid);
     }
