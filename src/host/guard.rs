@@ -170,6 +170,8 @@ fn watch(wait: RawFd, events: &CStr, prefix: &[u8]) {
         libc::sigfillset(&raw mut all);
         libc::sigprocmask(libc::SIG_SETMASK, &raw const all, std::ptr::null_mut());
         close_all_but(wait);
+        // As the recorder's own lock, which ends before this process: what is not removed yet is not left over.
+        libc::flock(libc::open(events.as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC), libc::LOCK_SH);
         close_handed(wait);
         for _ in 0..ATTEMPTS {
             if remove(events, prefix) == 0 {

@@ -113,7 +113,7 @@ fn ours(listing: &str) -> impl Iterator<Item = &str> {
 
 /// The listing, locked against recorders in all namespaces. None: recorders live, or it cannot be opened.
 ///
-/// Each recorder holds a shared lock on it (flock(2)) as long as it may have definitions. Processes of another
+/// Each recorder, and its guard, holds a shared lock on it (flock(2)) as long as it may have definitions. Processes of another
 /// PID namespace cannot be looked up, but the kernel has this file, and so its locks, once.
 fn alone(events: &Path) -> Option<File> {
     let file = File::open(events).ok()?;

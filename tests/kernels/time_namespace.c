@@ -11,8 +11,7 @@ int main(int argc, char **argv) {
     if (argc < 3 || unshare(CLONE_NEWTIME) || !(offsets = fopen("/proc/self/timens_offsets", "w")))
         return 125;
     fprintf(offsets, "monotonic %s 0\nboottime %s 0\n", argv[1], argv[1]);
-    if (fclose(offsets))
-        return 125;
+    if (fclose(offsets)) return 125;
     // Children are in it, not this process.
     int status = 0, child = fork();
     if (child == 0) {

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use common::run::{Recorder, Target, record, wait_until};
+use common::seen::Seen;
 use common::waiting::wait_for_file;
 use common::{fixture, live, skip};
 use serde_json::Value;
@@ -298,6 +299,32 @@ fn a_recorder_that_is_killed_leaves_nothing_in_the_kernel() {
         assert_eq!(patched(target.pid(), &library(&program)), 0, "{source}");
         assert!(target.running());
     }
+}
+
+/// Three at a time, each of which ends in its own way; PROFINFER_ROUNDS times (2).
+#[test]
+fn recorders_on_one_engine_harm_neither_it_nor_each_other_nor_the_kernel() {
+    let _turn = live!();
+    let rounds = std::env::var("PROFINFER_ROUNDS").map_or(2, |n| n.parse().expect("a number"));
+    let mut target = Target::start(fixture!("modern"), &LONG);
+    let pid = target.pid().to_string();
+    for round in 0..rounds {
+        let [ends, dies, goes_on] = ["bpf", "perf", if round % 2 == 0 { "bpf" } else { "perf" }]
+            .map(|source| Recorder::start(&["-p", &pid, "--source", source]));
+        [&ends, &dies, &goes_on].into_iter().for_each(Recorder::wait_for_slices);
+        dies.signal(libc::SIGKILL);
+        ends.signal(libc::SIGINT);
+        ends.finish().seen().books_close();
+        goes_on.wait_for_tokens(Seen::damaged(&goes_on.trace).all.tokens.len());
+        goes_on.signal(libc::SIGINT);
+        goes_on.finish().seen().books_close();
+        assert_eq!(dies.finish().status.code(), None);
+        assert!(target.running(), "round {round}");
+    }
+    let listing = || fs::read_to_string("/sys/kernel/tracing/uprobe_events").unwrap_or_default();
+    wait_until("nothing is left", || !listing().contains("profinfer_"));
+    let tainted = fs::read_to_string("/proc/sys/kernel/tainted").expect("it says");
+    assert_eq!(tainted.trim().parse::<u64>().expect("a number") & 1 << 7, 0, "no oops");
 }
 
 #[test]
