@@ -16,6 +16,10 @@ pub use super::state::*;
 
 /// One record.
 #[derive(Debug, Clone, PartialEq)]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "records are read one at a time; a box would be an allocation for each"
+)]
 pub enum Record<'a> {
     /// The recording in general. First record of the first block; repeated in the last one.
     Header(Header<'a>),
