@@ -129,7 +129,7 @@ RULES = {10: "nsssstdss", 11: "nnssssstdss", 12: "nnsssstdsss", 13: "nnnsssssstd
 CAUSES = {18: "ussusbsuu", 19: "uuuuuuy", 20: "uuiuobbbuuuuub", 21: "us", 22: "uuuuuuusy", 23: "suuiub", 24: "usbsusb",
           25: "iy", 26: "ibuoos", 27: "sbs", 28: "uuuuuiy",
           29: "us", 30: "uubuuiy", 31: "uuuiuuy", 32: "ubss", 33: "uiy", 34: "uuuiuuuuuuuu",
-          35: "ssuuuoooos", 36: "uuussssoosooossooooooooo", 37: "uiy", 38: "ouuiuuuby", 39: "uuiubiiii",
+          35: "ssuuuoooos", 36: "uuussssoosooossooooooooooso", 37: "uiy", 38: "ouuiuuuby", 39: "uuiubiiii",
           40: "uuiio"}
 TIMED = {20: 2, 23: 3, 25: 0, 26: 0, 28: 5, 30: 5, 31: 3, 33: 1, 34: 3, 37: 1, 38: 3, 39: 2, 40: 2}
 
