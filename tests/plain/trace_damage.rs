@@ -130,7 +130,7 @@ fn newer_versions_are_told_apart() {
     file[12..16].copy_from_slice(&crc.to_le_bytes());
     let error = Trace::from_bytes(file.clone()).err().unwrap().to_string();
     assert!(error.contains("version 2.") && error.contains("newer"), "{error}");
-    file[8..12].copy_from_slice(&[1, 0, 9, 0]);
+    file[8..12].copy_from_slice(&[1, 0, MINOR as u8 + 1, 0]);
     let crc = crc32c::crc32c(&file[..12]);
     file[12..16].copy_from_slice(&crc.to_le_bytes());
     assert!(Trace::from_bytes(file.clone()).unwrap().is_newer_minor());
