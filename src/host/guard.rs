@@ -22,7 +22,7 @@ const NAME: usize = 128;
 
 /// Descriptors handed over at a time.
 const HANDED: usize = 32;
-/// Bytes of a control message with so many, and words for it: it is aligned like one.
+/// Bytes of a control message that passes them (cmsg(3)), and a buffer for it, aligned as `struct cmsghdr` must be.
 const CONTROL: usize = control_space();
 type Control = [u64; CONTROL.div_ceil(8)];
 
