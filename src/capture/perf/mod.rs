@@ -55,8 +55,8 @@ struct PerfState {
     order: SortQueue,
     /// By ring: records lost for lack of space, as reported by the kernel.
     lost: Vec<u64>,
-    /// Records of processes that start and end are used.
-    follows: bool,
+    /// Records of processes that start and end are used up to here, CLOCK_MONOTONIC ns: rings are read later.
+    follows_until: u64,
 }
 
 /// Bytes before a record's own data while it passes through [`SortQueue`]: time; tgid, tid, which probe, ring, length, 0.
@@ -103,7 +103,7 @@ impl Perf {
         if self.options.sched {
             self.watch_scheduler(&rings, &cpus);
         }
-        Ok(PerfState { rings, cpus, probes, order: SortQueue::default(), lost, follows: true })
+        Ok(PerfState { rings, cpus, probes, order: SortQueue::default(), lost, follows_until: u64::MAX })
     }
 
     fn watch_scheduler(&mut self, rings: &[Ring], cpus: &[u32]) {
@@ -153,7 +153,7 @@ impl Perf {
 impl PerfState {
     /// Merges the records of all rings in order. Returns the graphs just entered that are worth reading.
     fn arrive(&mut self, replay: &mut Replay) -> Vec<(u16, GraphEntry)> {
-        let PerfState { rings, cpus, probes, order, lost, follows } = self;
+        let PerfState { rings, cpus, probes, order, lost, follows_until } = self;
         let (mut entered, mut bytes) = (Vec::new(), Vec::new());
         let probes = &mut *probes.borrow_mut();
         for (cpu, ring) in rings.iter_mut().enumerate() {
@@ -175,11 +175,11 @@ impl PerfState {
                         pack(&mut bytes, (time, tgid, tid, probe as u32, cpu), raw);
                     }
                     PerfRecord::Lost(n) => return lost[cpu] += n,
-                    PerfRecord::Fork { tgid, tid, parent, time } if *follows => {
+                    PerfRecord::Fork { tgid, tid, parent, time } if time < *follows_until => {
                         replay.adopt(tgid, tid, parent);
                         pack(&mut bytes, (time, tgid, tid, FORK, cpu), &parent.to_ne_bytes());
                     }
-                    PerfRecord::Exit { tgid, tid, time } if *follows => {
+                    PerfRecord::Exit { tgid, tid, time } if time < *follows_until => {
                         pack(&mut bytes, (time, tgid, tid, EXIT, cpu), &[]);
                     }
                     _ => return,
@@ -313,7 +313,7 @@ impl Source for Perf {
 
     fn leave_processes(&mut self) {
         if let Some(open) = &mut self.open {
-            open.follows = false;
+            open.follows_until = usage::now();
         }
         if let Some(sched) = &mut self.replay.sched {
             sched.leave();
