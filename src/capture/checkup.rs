@@ -27,7 +27,7 @@ use crate::host::check::{Check, CheckResult};
 use crate::host::diagnose::{self, Act};
 use crate::host::kconfig::Kconfig;
 use crate::host::privileges::Cap;
-use crate::host::{machine, namespaces, privileges, sensors, tracing};
+use crate::host::{machine, namespaces, privileges, sensors, target_state, tracing};
 
 /// Buffer of the trial load, bytes: the default of a recording.
 const BUFFER: u64 = 8 << 20;
@@ -64,6 +64,8 @@ pub struct MachineFacts {
     pub kernel: String,
     pub arch: String,
     pub cpu_model: String,
+    /// What of the machine this process may use, where that is not all.
+    pub limits: String,
 }
 
 /// Nanoseconds of one op hit, just measured on one of our own functions.
@@ -135,7 +137,12 @@ pub fn checkup(ask: &Ask<'_>) -> Checkup {
     let op_site = target.as_ref().and_then(|t| t.engines.first()).and_then(|e| e.op_site);
     let mut all = Checkup {
         tool: crate::TOOL,
-        machine: MachineFacts { kernel: m.kernel, arch: m.arch, cpu_model: m.cpu_model },
+        machine: MachineFacts {
+            kernel: m.kernel,
+            arch: m.arch,
+            cpu_model: m.cpu_model,
+            limits: target_state::limits_here(),
+        },
         privileges: checks,
         kernel,
         programs,

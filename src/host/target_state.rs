@@ -128,6 +128,11 @@ impl StateReader {
     }
 }
 
+/// [`ReadState::limits`] of this process, which the commands that it starts inherit.
+pub fn limits_here() -> String {
+    StateReader::default().read(std::process::id()).limits()
+}
+
 impl ReadState {
     /// Reads what the groups with the limits count.
     fn count_in_groups(&mut self) {
@@ -194,6 +199,24 @@ impl ReadState {
     /// Memory that the process may use, bytes: the machine's, or the limit of its cgroup if that is less.
     pub fn usable_memory(&self) -> Option<u64> {
         self.numbers.mem_total.into_iter().chain(self.numbers.memory_limit).min()
+    }
+
+    /// What keeps the process from using all of its machine: its CPUs, and the quota and memory limit of its cgroup.
+    /// Empty: nothing that can be read.
+    pub fn limits(&self) -> String {
+        let mut out = Vec::new();
+        if !self.affinity.is_empty() && self.affinity != self.online {
+            out.push(format!("CPUs {} of {}", self.affinity, self.online));
+        }
+        if let Some(q) = &self.quota {
+            let cpus = q.quota_us as f64 / q.period_us as f64;
+            out.push(format!("time of {cpus:.2} CPUs by the quota of cgroup {}", q.group));
+        }
+        if let Some(m) = &self.memory {
+            let mb = m.bytes as f64 / 1e6;
+            out.push(format!("{mb:.1} MB of memory by the limit of cgroup {}", m.group));
+        }
+        out.join(", ")
     }
 
     /// That the kernel has killed a process because of the group's memory limit since an earlier reading; None: it has
@@ -418,6 +441,9 @@ mod tests {
             oom_kills: Some(2),
         };
         assert_eq!(state.record(7, StateAt::Start, 5), expected);
+        let limits = "CPUs 0-1 of 0-3, time of 0.50 CPUs by the quota of cgroup /g, 4.1 MB of memory by the limit of \
+            cgroup /";
+        assert_eq!(state.limits(), limits);
     }
 
     #[test]
@@ -425,6 +451,7 @@ mod tests {
         let root = tempfile::tempdir().expect("a directory");
         let nothing = StateReader::of(&root.path().join("proc"), &root.path().join("sys"));
         let mut state = nothing.read(7);
+        assert_eq!(state.limits(), "");
         nothing.read_huge(7, &mut state);
         assert_eq!(state.record(0, StateAt::Start, 0), record::TargetState::default());
         // Files with anything in them.

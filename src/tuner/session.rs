@@ -122,7 +122,10 @@ pub fn tune(options: &TuneOptions, watch: &mut dyn Watcher) -> Result<Answer, Tu
         sensors: options.energy.then(|| options.sysfs.clone()),
         flags: options.record.clone(),
     };
-    let name = key(&machine, &facts.cpu_model, &options.tuned, &format!("{:?}", options.lengths));
+    // What holds within them may not hold with others.
+    let limits = host::target_state::limits_here();
+    let rest = format!("{:?} {limits}", options.lengths);
+    let name = key(&machine, &facts.cpu_model, &options.tuned, rest.trim_end());
     let store = options.keep.as_ref().map(|dir| Store::open(dir, &name, options.fresh));
     let store = store.unwrap_or_else(|| Ok(Store::none())).unwrap_or_else(|e| {
         watch.tell(&format!("measurements are not kept: {e}"));
@@ -130,6 +133,9 @@ pub fn tune(options: &TuneOptions, watch: &mut dyn Watcher) -> Result<Answer, Tu
     });
     let help = help::of(&options.tuned);
     let mut measurer = Measurer::new(options, help, recorder, store, watch);
+    if !limits.is_empty() {
+        measurer.note(format!("measured within limits, and holds for these: {limits}"));
+    }
     let mut found: Vec<Found> = Vec::new();
     for work in &options.works {
         let next = of_work(&mut measurer, &machine, *work);

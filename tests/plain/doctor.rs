@@ -90,6 +90,19 @@ fn offsets(rung: &Value, symbol: &str) -> Vec<(u64, String)> {
 }
 
 #[test]
+fn what_the_process_may_use_of_the_machine_is_told() {
+    if std::thread::available_parallelism().map_or(1, |n| n.get()) < 2 {
+        return skip("one CPU: no mask is smaller");
+    }
+    let o = Command::new("taskset")
+        .args(["-c", "0", PROGRAM, "doctor", "--no-probe"])
+        .output()
+        .expect("taskset starts");
+    let said = text(&o);
+    assert!(said.lines().any(|l| l.starts_with("Limits: CPUs 0 of 0-")), "{said}");
+}
+
+#[test]
 fn root_is_fit_and_a_hit_is_measured() {
     if !is_root() {
         return skip("needs root");

@@ -28,6 +28,9 @@ pub fn write(
     let machine: Vec<&str> =
         [m.kernel.as_str(), &m.arch, &m.cpu_model].into_iter().filter(|s| !s.is_empty()).collect();
     writeln!(out, "{}: {}", style.bold("Machine"), clean(&machine.join(", ")))?;
+    if !m.limits.is_empty() {
+        writeln!(out, "{}: {}", style.bold("Limits"), clean(&m.limits))?;
+    }
     checks(out, "Privileges", &all.privileges, style)?;
     checks(out, "Kernel", &all.kernel, style)?;
     checks(out, "Programs", &all.programs, style)?;

@@ -1,0 +1,94 @@
+"""A recorder beside one that records: in another PID namespace, in another time namespace, in the same, and one that dies.
+The first one's engine, its recording and the kernel's tracing stay well; what a killed one leaves is removed by the next."""
+
+import os
+import shutil
+import subprocess
+
+import boot
+from bed import ROOT
+
+KERNELS = "5.10 7.2"
+ALSO = "6.1 6.12"
+# In parallel: a probe must not be removed while another CPU hits it.
+BOOT = {"mode": "par", "cpus": 2, "limit": 500}
+SECONDS = 120
+WAYS = ["pid", "time", "same", "kill"]
+SCRIPT = """
+events=/sys/kernel/tracing/uprobe_events
+ggml-runner synth tiny /tmp/m.gguf --type q4_0 >/dev/null
+step() { echo "$(cut -d. -f1 /proc/uptime) s: $*" >&2; }
+guards() { grep -ls profinfer-guard /proc/[0-9]*/comm | cut -d/ -f3; }
+other() { # what precedes a second recorder
+    "$@" profinfer record --force -o /tmp/b.pfi -- ggml-runner run -m /tmp/m.gguf -p 4 -n 4 -t 1 --no-roofline \\
+        >b-$way.txt 2>&1 && echo 0 >code-$way.txt || echo $? >code-$way.txt
+}
+for way in pid time same kill; do
+    step $way
+    ggml-runner run -m /tmp/m.gguf -p 4 -n 20000 -t 1 --no-roofline >/dev/null 2>&1 &
+    engine=$!
+    # Its perf events are definitions, also where BPF programs need none.
+    [ $way != kill ] || { profinfer record --force --source perf -o /tmp/perf.pfi -p $engine 2>perf.txt & perf=$!; }
+    profinfer record --force --duration 200s -o /tmp/a.pfi -p $engine >a-$way.txt 2>&1 &
+    first=$!
+    within 60 'grep -q ready: a-$way.txt'
+    step ready
+    case $way in
+    pid) other unshare -p -f --mount-proc=/proc; unshare -p -f --mount-proc=/proc profinfer doctor --no-probe >doctor.txt || true ;;
+    time) other /job/time_namespace 1000 ;;
+    same) other env ;;
+    kill) within 60 'grep -q ready: perf.txt'; kill -9 $(guards) $perf ;;
+    esac
+    step beside
+    # The engine goes on through all that is still probed.
+    size=$(stat -c %s /tmp/a.pfi)
+    within 60 '[ $(stat -c %s /tmp/a.pfi) -gt $((size + 4000)) ]'
+    kill -INT $first
+    wait $first || true
+    step ended
+    profinfer report --json /tmp/a.pfi >a-$way.json
+    ! kill $engine || echo $way >>alive.txt
+done
+within 60 '[ -z "$(guards)" ]'
+profinfer doctor --no-probe >killed.txt || true
+cp $events between.txt
+way=after
+other env
+within 60 '! grep -q profinfer_ $events'
+cat $events >left.txt
+cat /proc/sys/kernel/tainted >tainted.txt
+dmesg >kernel.txt
+"""
+
+
+def prepare(guest):
+    compiler = "cc" if os.uname().machine == "aarch64" else "aarch64-linux-gnu-gcc"
+    if not shutil.which(compiler):
+        raise boot.Absent(f"no {compiler}: scripts/setup.sh installs it")
+    program, source = guest.out / "time_namespace", ROOT / "tests" / "kernels" / "time_namespace.c"
+    subprocess.run([compiler, "-O2", "-Wall", "-Wextra", "-Werror", "-static", "-o", program, source], check=True)
+    guest.files["/job/time_namespace"] = program
+
+
+def judge(run, book):
+    book.expect(run.text("alive.txt").split() == WAYS, f"the engine lived through {run.text('alive.txt').split()}")
+    book.expect(int(run.text("tainted.txt")) & 1 << 7 == 0, "the kernel had an oops")
+    for word in ["Oops", "handler_chain", "list_add", "WARNING:"]:
+        book.expect(word not in run.text("kernel.txt"), f"the kernel said {word}")
+    for way in WAYS:
+        for kind in run.json(f"a-{way}.json")["quality"]["events"]:
+            book.expect(kind["closes"], f"beside {way}: {kind}")
+        if way == "kill":
+            continue
+        said, code = run.text(f"b-{way}.txt"), int(run.text(f"code-{way}.txt"))
+        refused = {"pid": "--pid=host", "time": "time namespace"}.get(way)
+        if refused:
+            book.expect(code == 1 and refused in said and "ready:" not in said, f"{way}: {code}: {said}")
+        else:
+            book.expect(code == 0, f"{way}: {code}: {said}")
+    book.expect("--pid=host" in run.text("doctor.txt"), f"doctor: {run.text('doctor.txt')}")
+    left = run.text("between.txt").count("profinfer_")
+    book.expect(left > 0, "a killed recorder without its guard left nothing: the check proves nothing")
+    book.expect(f"{left} left by killed recorders" in run.text("killed.txt"), f"doctor after a kill: {run.text('killed.txt')}")
+    book.expect(f"removed {left} probes" in run.text("b-after.txt"), f"the next one: {run.text('b-after.txt')}")
+    book.expect("profinfer_" not in run.text("left.txt"), f"left: {run.text('left.txt')}")

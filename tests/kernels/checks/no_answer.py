@@ -1,0 +1,49 @@
+"""A kernel whose tracing has died: each command that would touch it says so and ends, with an exit status of its own."""
+
+import struct
+
+import boot
+
+KERNELS = "7.2"
+ALSO = "6.12"
+BOOT = {"limit": 300}
+SECONDS = 40
+# The kernel's own fault: of an event with two places, one is removed while it is in use, and then hit.
+SCRIPT = """
+cd /sys/kernel/tracing
+place=/job/ggml-runner:$(cat /job/entry)
+echo "p:g/e $place" >>uprobe_events
+echo "p:g/e /job/ggml-runner:$(cat /job/behind)" >>uprobe_events
+echo 1 >events/g/e/enable
+ggml-runner --version >/dev/null
+echo "-:g/e" >>uprobe_events
+for i in 1 2 3 4 5 6 7 8 9 10; do (ggml-runner --version >/dev/null 2>&1) || true; done
+cd /out
+cat /proc/sys/kernel/tainted >tainted.txt
+for command in "doctor" "record -o /tmp/a.pfi -- true" "top -- true" "tune -- true" "selftest"; do
+    name=${command%% *}
+    timeout -s KILL 100 profinfer $command >said-$name.txt 2>&1 && echo 0 >code-$name.txt || echo $? >code-$name.txt
+done
+"""
+
+
+def prepare(guest):
+    """The file offsets of the runner's first instruction and of the one behind it."""
+    head = guest.files["/job/ggml-runner"].read_bytes()
+    entry, table = struct.unpack_from("<QQ", head, 24)
+    size, number = struct.unpack_from("<HH", head, 54)
+    for i in range(number):
+        kind, _, offset, address, _, length = struct.unpack_from("<IIQQQQ", head, table + i * size)
+        if kind == 1 and address <= entry < address + length:
+            for name, at in [("entry", entry), ("behind", entry + 4)]:
+                (guest.out / name).write_text(hex(at - address + offset))
+                guest.files[f"/job/{name}"] = guest.out / name
+            return
+    raise boot.Unusable("the runner's entry point is in no segment")
+
+
+def judge(run, book):
+    book.expect(int(run.text("tainted.txt")) & 1 << 7, "the kernel had no oops: the check proves nothing")
+    for name in ["doctor", "record", "top", "tune", "selftest"]:
+        code, said = int(run.text(f"code-{name}.txt")), run.text(f"said-{name}.txt")
+        book.expect(code == 4 and "does not answer" in said, f"{name}: {code}: {said}")
