@@ -155,6 +155,8 @@ pub fn write_to(
     // As text: a closed pipe is no error for a view, but a recording has lost its only copy.
     let s = match recorded {
         Ok(s) => s,
+        // Its exit code is its own, and nothing was begun.
+        Err(RecordError::Silent(why)) => return Err(why.into()),
         Err(e) => {
             bail!("{}{kept}{}", failure(&e), command.map(|c| outlived(c, &e, watch)).unwrap_or_default())
         }

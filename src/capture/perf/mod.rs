@@ -231,6 +231,9 @@ fn go_on(replay: &mut Replay, probes: &mut Probes, cpus: &[u32], packed: &[u8]) 
         SCHED => replay.scheduled(cpu, &ProbeSample { at, tgid, tid, cpu: None, raw }),
         probe => match probes.meaning(probe as usize) {
             Some(m) if replay.records(tgid, m.engine) => {
+                if let Some(sched) = &mut replay.sched {
+                    sched.runs(cpu, tid, at);
+                }
                 // A CPU's events fire on it only, and write to its ring.
                 let cpu = cpus.get(cpu).and_then(|&cpu| u16::try_from(cpu).ok());
                 replay.sample(m, &ProbeSample { at, tgid, tid, cpu, raw })

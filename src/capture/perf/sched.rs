@@ -263,6 +263,18 @@ impl PerfSched {
         }
     }
 
+    /// A thread hit a probe on a CPU, an index among the online CPUs: it runs. If its switch-in was not seen, as after a
+    /// task that is hidden from tracing, how long it was away is lost.
+    pub fn runs(&mut self, cpu: usize, tid: u32, at: u64) {
+        let Some(t) = self.threads.get_mut(&tid) else { return };
+        if matches!(ev_phase(t.phase.into()), ev_phase::PHASE_OFFCPU | ev_phase::PHASE_UNBORN) {
+            (t.phase, t.h.ts) = (ev_phase::PHASE_ON.0 as u8, at);
+            if let Some(missed) = self.missed.get_mut(cpu) {
+                *missed += 1;
+            }
+        }
+    }
+
     fn waking(&mut self, s: &ProbeSample<'_>) {
         let Some(tid) = number(s.raw, self.at.pid).filter(|t| self.threads.contains_key(t)) else { return };
         let waker = if s.raw.get(2).is_some_and(|flags| flags & IN_INTERRUPT != 0) { 0 } else { s.tid };

@@ -11,8 +11,8 @@ from bed import ROOT
 KERNELS = "5.10 7.2"
 ALSO = "6.1 6.12"
 # In parallel: a probe must not be removed while another CPU hits it.
-BOOT = {"mode": "par", "cpus": 2, "limit": 500}
-SECONDS = 120
+BOOT = {"mode": "par", "cpus": 2, "limit": 900}
+SECONDS = 400
 WAYS = ["pid", "time", "same", "kill"]
 SCRIPT = """
 events=/sys/kernel/tracing/uprobe_events

@@ -6,8 +6,8 @@ import boot
 
 KERNELS = "7.2"
 ALSO = "6.12"
-BOOT = {"limit": 300}
-SECONDS = 40
+BOOT = {"limit": 600}
+SECONDS = 100
 # The kernel's own fault: of an event with two places, one is removed while it is in use, and then hit.
 SCRIPT = """
 cd /sys/kernel/tracing
@@ -16,11 +16,16 @@ echo "p:g/e $place" >>uprobe_events
 echo "p:g/e /job/ggml-runner:$(cat /job/behind)" >>uprobe_events
 echo 1 >events/g/e/enable
 ggml-runner --version >/dev/null
-echo "-:g/e" >>uprobe_events
-for i in 1 2 3 4 5 6 7 8 9 10; do (ggml-runner --version >/dev/null 2>&1) || true; done
+# Refused for the second place, after the first is gone.
+echo "-:g/e" >>uprobe_events || true
+for i in $(seq 200); do (ggml-runner --version >/dev/null 2>&1) || true; done &
+within 60 '[ $(($(cat /proc/sys/kernel/tainted) >> 7 & 1)) = 1 ]'
+# Waits, for ever, for what died in the hit, and has the lock of the list.
+(echo 0 >events/g/e/enable) &
 cd /out
 cat /proc/sys/kernel/tainted >tainted.txt
-for command in "doctor" "record -o /tmp/a.pfi -- true" "top -- true" "tune -- true" "selftest"; do
+: >/tmp/m.gguf
+for command in "doctor" "record -o /tmp/a.pfi -- true" "top -- true" "tune -- ggml-runner run -m /tmp/m.gguf" "selftest"; do
     name=${command%% *}
     timeout -s KILL 100 profinfer $command >said-$name.txt 2>&1 && echo 0 >code-$name.txt || echo $? >code-$name.txt
 done

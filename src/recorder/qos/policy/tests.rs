@@ -213,7 +213,7 @@ fn share(w: &World, level: Detail) -> f64 {
 const CLIMB: u64 = 5 + 3 * MAX_ONE_IN.ilog2() as u64;
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 4000, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 1000, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn the_budget_is_not_exceeded_for_more_tokens_in_a_row_than_the_law_has_patience(w in world()) {
@@ -237,7 +237,7 @@ proptest! {
 
 proptest! {
     // These runs take long.
-    #![proptest_config(ProptestConfig { cases: 500, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 150, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn when_the_load_ends_it_recovers(mut w in world()) {
