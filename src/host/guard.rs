@@ -7,18 +7,17 @@
 
 use std::ffi::{CStr, CString};
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Bytes of the listing read at a time; a line is shorter.
-const WINDOW: usize = 8192;
 /// Attempts at removal, and the wait between two, ns: the kernel takes some 80 ms for each probe of a dead process.
 const ATTEMPTS: u32 = 1500;
 static BETWEEN: libc::timespec = libc::timespec { tv_sec: 0, tv_nsec: 20_000_000 };
-/// Longest name, bytes.
-const NAME: usize = 128;
+/// Longest command, bytes.
+const COMMAND: usize = 128;
 
 /// Descriptors handed over at a time.
 const HANDED: usize = 32;
@@ -33,17 +32,53 @@ const fn control_space() -> usize {
 
 /// The waiting process. It takes descriptors over this socket, and proceeds when the socket is closed, which happens when
 /// this process ends.
-pub struct Guard(OwnedFd);
+pub struct Guard {
+    socket: OwnedFd,
+    defined: Shared,
+}
+
+/// A number that a process of [`fork`] has in common with this one.
+struct Shared(*mut libc::c_void);
+
+// SAFETY: a mapping of its own, used as an atomic number only.
+unsafe impl Send for Shared {}
+// SAFETY: as above.
+unsafe impl Sync for Shared {}
+
+impl Shared {
+    fn new() -> io::Result<Shared> {
+        // SAFETY: a new mapping, which no other value has.
+        let at = unsafe {
+            let (access, kind) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_ANONYMOUS);
+            libc::mmap(std::ptr::null_mut(), size_of::<AtomicU32>(), access, kind, -1, 0)
+        };
+        if at == libc::MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(Shared(at)) }
+    }
+
+    fn number(&self) -> &AtomicU32 {
+        // SAFETY: a mapping of at least this size, aligned to pages and zero at first, which lives as long as `self`.
+        unsafe { &*self.0.cast() }
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        // SAFETY: the mapping of `new`, to which no reference is left.
+        unsafe { libc::munmap(self.0, size_of::<AtomicU32>()) };
+    }
+}
 
 impl Guard {
-    /// Makes sure that the definitions of `group` in the file `events` are removed after this process has ended, or this
-    /// is dropped.
+    /// Makes sure that the definitions `group/eN` in the file `events`, with N below [`Guard::defined`], are removed after
+    /// this process has ended, or this is dropped. They are known by number: while other recorders come and go, the
+    /// kernel's list skips lines.
     ///
     /// # Errors
     /// No process or descriptor is available.
     pub fn start(events: &Path, group: &str) -> io::Result<Guard> {
         let events = CString::new(events.as_os_str().as_bytes())?;
-        let prefix = [group.as_bytes(), b"/"].concat();
+        let remove = [b"-:", group.as_bytes(), b"/e"].concat();
+        let defined = Shared::new()?;
         let (wait, alive) = UnixStream::pair()?;
         let (wait, alive) = (OwnedFd::from(wait), OwnedFd::from(alive));
         let wait = wait.into_raw_fd();
@@ -58,7 +93,7 @@ impl Guard {
                 }
                 0 => {
                     if fork() == 0 {
-                        watch(wait, &events, &prefix);
+                        watch(wait, &events, (&remove, defined.number()));
                     }
                     libc::_exit(0)
                 }
@@ -71,7 +106,12 @@ impl Guard {
                 }
             }
         }
-        Ok(Guard(alive))
+        Ok(Guard { socket: alive, defined })
+    }
+
+    /// How many definitions there may be: to be raised before the kernel is told of one.
+    pub fn defined(&self) -> &AtomicU32 {
+        self.defined.number()
     }
 
     /// Hands over descriptors that the kernel takes long to close: whoever closes its own afterwards does not wait.
@@ -93,7 +133,7 @@ impl Guard {
                 (*head).cmsg_type = libc::SCM_RIGHTS;
                 (*head).cmsg_len = libc::CMSG_LEN(bytes as libc::c_uint) as _;
                 std::ptr::copy_nonoverlapping(numbers.as_ptr().cast::<u8>(), libc::CMSG_DATA(head), bytes);
-                libc::sendmsg(self.0.as_raw_fd(), &raw const message, libc::MSG_NOSIGNAL)
+                libc::sendmsg(self.socket.as_raw_fd(), &raw const message, libc::MSG_NOSIGNAL)
             };
             if sent == 1 { Ok(()) } else { Err(io::Error::last_os_error()) }
         })
@@ -160,7 +200,7 @@ pub(super) unsafe fn fork() -> libc::pid_t {
 }
 
 /// Main function of the waiting process.
-fn watch(wait: RawFd, events: &CStr, prefix: &[u8]) {
+fn watch(wait: RawFd, events: &CStr, (remove, defined): (&[u8], &AtomicU32)) {
     // SAFETY: plain system calls on numbers and on buffers of the stated lengths.
     unsafe {
         // Signals to the recorder's group or terminal must not reach this process.
@@ -173,11 +213,12 @@ fn watch(wait: RawFd, events: &CStr, prefix: &[u8]) {
         // As the recorder's own lock, which ends before this process: what is not removed yet is not left over.
         libc::flock(libc::open(events.as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC), libc::LOCK_SH);
         close_handed(wait);
-        for _ in 0..ATTEMPTS {
-            if remove(events, prefix) == 0 {
-                return;
+        let mut attempts = ATTEMPTS;
+        for number in 0..defined.load(Ordering::Relaxed) {
+            while busy(events, remove, number) && attempts > 0 {
+                attempts -= 1;
+                libc::nanosleep(&raw const BETWEEN, std::ptr::null_mut());
             }
-            libc::nanosleep(&raw const BETWEEN, std::ptr::null_mut());
         }
     }
 }
@@ -202,67 +243,36 @@ pub(super) unsafe fn close_all_but(kept: RawFd) {
     }
 }
 
-/// Removes those definitions that can be removed. Returns how many definitions there were.
+/// Removes a definition: `remove`, a command without the number. Whether the kernel still uses it.
 ///
 /// # Safety
 /// Callable where only system calls are allowed.
-unsafe fn remove(events: &CStr, prefix: &[u8]) -> usize {
-    let mut found = 0;
-    let mut window = [0u8; WINDOW];
-    // SAFETY: buffers of the stated lengths; descriptors are closed where they were opened.
-    unsafe {
-        let list = libc::open(events.as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC);
-        if list < 0 {
-            return 0;
-        }
-        let list = OwnedFd::from_raw_fd(list);
-        let mut held = 0;
-        loop {
-            let room = &mut window[held..];
-            let n = libc::read(list.as_raw_fd(), room.as_mut_ptr().cast(), room.len());
-            let Ok(n) = usize::try_from(n) else { return found };
-            held += n;
-            let mut done = 0;
-            while let Some(line) = window[done..held].iter().position(|&b| b == b'\n') {
-                if let Some(name) = ours(&window[done..done + line], prefix) {
-                    found += 1;
-                    take_away(events, name);
-                }
-                done += line + 1;
-            }
-            // A line longer than the window is not ours: it is skipped in parts.
-            done = if done == 0 && held == WINDOW { WINDOW } else { done };
-            window.copy_within(done..held, 0);
-            held -= done;
-            if n == 0 {
-                return found;
-            }
-        }
+unsafe fn busy(events: &CStr, remove: &[u8], number: u32) -> bool {
+    let mut command = [0u8; COMMAND];
+    let mut digits = [0u8; 10];
+    let (mut rest, mut first) = (number, digits.len());
+    while first == digits.len() || rest > 0 {
+        first -= 1;
+        digits[first] = b'0' + (rest % 10) as u8;
+        rest /= 10;
     }
-}
-
-/// The name `group/event` in a line `p:group/event path:offset`, if the group is ours.
-fn ours<'a>(line: &'a [u8], prefix: &[u8]) -> Option<&'a [u8]> {
-    let name = line.get(2..)?;
-    let name = name.get(..name.iter().position(|&b| b == b' ')?)?;
-    (name.starts_with(prefix) && name.len() <= NAME).then_some(name)
-}
-
-/// # Safety
-/// As [`remove`].
-unsafe fn take_away(events: &CStr, name: &[u8]) {
-    let mut command = [0u8; NAME + 3];
-    command[..2].copy_from_slice(b"-:");
-    command[2..2 + name.len()].copy_from_slice(name);
-    command[2 + name.len()] = b'\n';
+    let digits = &digits[first..];
+    let len = remove.len() + digits.len() + 1;
+    let Some(text) = command.get_mut(..len) else { return false };
+    text[..remove.len()].copy_from_slice(remove);
+    text[remove.len()..len - 1].copy_from_slice(digits);
+    text[len - 1] = b'\n';
     // SAFETY: a path that ends in zero, and the stated number of bytes.
     unsafe {
         // Opening it for overwriting would delete the definitions of all users.
         let file = libc::open(events.as_ptr(), libc::O_WRONLY | libc::O_APPEND | libc::O_CLOEXEC);
-        if file >= 0 {
-            libc::write(file, command.as_ptr().cast(), name.len() + 3);
-            libc::close(file);
+        if file < 0 {
+            return false;
         }
+        let refused =
+            libc::write(file, text.as_ptr().cast(), len) < 0 && *libc::__errno_location() == libc::EBUSY;
+        libc::close(file);
+        refused
     }
 }
 
@@ -272,31 +282,18 @@ mod tests {
     use crate::host::wake;
 
     #[test]
-    fn only_definitions_of_the_group_are_named() {
-        let line = |text: &'static str| ours(text.as_bytes(), b"profinfer_7_9/");
-        assert_eq!(line("p:profinfer_7_9/e0 /bin/x:0x10"), Some(&b"profinfer_7_9/e0"[..]));
-        for other in ["p:profinfer_7_99/e0 /x:0", "p:other/e0 /x:0", "p:profinfer_7_9/e0", "p", "", "p: x"] {
-            assert_eq!(line(other), None, "{other}");
-        }
-        let long = format!("p:profinfer_7_9/{} /x:0", "e".repeat(NAME));
-        assert_eq!(ours(long.as_bytes(), b"profinfer_7_9/"), None);
-    }
-
-    #[test]
     fn what_a_recorder_leaves_is_removed_when_it_ends() {
         // A plain file instead of the kernel's: commands are appended to it.
         let dir = tempfile::tempdir().expect("a directory");
         let events = dir.path().join("uprobe_events");
-        let listing =
-            format!("p:a/b /x:0\np:profinfer_7_9/e0 /x:0\n{}\np:profinfer_7_9/e1 /y:1\n", "x".repeat(9000));
-        std::fs::write(&events, &listing).expect("written");
+        std::fs::write(&events, "").expect("written");
         let guard = Guard::start(&events, "profinfer_7_9").expect("a process");
-        assert_eq!(std::fs::read_to_string(&events).expect("there"), listing, "nothing while it lives");
-        drop(guard);
+        guard.defined().store(12, Ordering::Relaxed);
         let said = || std::fs::read_to_string(&events).expect("there");
-        wake::until("the last one is removed", || said().contains("-:profinfer_7_9/e1\n"));
-        assert!(said().contains("-:profinfer_7_9/e0\n") && !said().contains("-:a/"));
-        // Ends when the file is gone.
-        std::fs::remove_file(&events).expect("removed");
+        assert_eq!(said(), "", "nothing while it lives");
+        drop(guard);
+        wake::until("the last one is removed", || said().contains("e11\n"));
+        let all: String = (0..12).map(|i| format!("-:profinfer_7_9/e{i}\n")).collect();
+        assert_eq!(said(), all);
     }
 }

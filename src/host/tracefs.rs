@@ -14,8 +14,6 @@ use crate::host::tracepoint;
 /// Groups of our events: `profinfer_PID_RANDOM`, with 16 hexadecimal digits. Pids repeat, in time and in other namespaces.
 const PREFIX: &str = "profinfer_";
 const EVENTS: &str = "uprobe_events";
-/// Numbers of definitions: a process may use this more than once at the same time.
-static NEXT: AtomicU32 = AtomicU32::new(0);
 /// Attempts at removal: the kernel releases a closed event's definition slightly later.
 const ATTEMPTS: u32 = 50;
 
@@ -33,6 +31,8 @@ struct Group {
     pid: u32,
     /// Without it, a later recorder removes what a killed one has left.
     guard: Option<Guard>,
+    /// Definitions, where there is no guard that counts them.
+    unguarded: AtomicU32,
     /// Locked, so that no recorder takes our definitions for left over; see [`alone`].
     _alive: Option<File>,
 }
@@ -51,7 +51,13 @@ impl Group {
         let name = format!("{PREFIX}{pid}_{random:016x}");
         // Another recorder has it for itself only while it cleans up.
         let alive = File::open(events).ok().filter(|file| file.lock_shared().is_ok());
-        let group = Arc::new(Group { pid, guard: Guard::start(events, &name).ok(), _alive: alive, name });
+        let group = Arc::new(Group {
+            pid,
+            guard: Guard::start(events, &name).ok(),
+            unguarded: AtomicU32::new(0),
+            _alive: alive,
+            name,
+        });
         *shared = Arc::downgrade(&group);
         group
     }
@@ -189,7 +195,8 @@ impl Tracefs {
         arguments: &str,
     ) -> Result<Definition, TracefsError> {
         let kind = if ret { 'r' } else { 'p' };
-        let name = format!("{}/e{}", self.ours.name, NEXT.fetch_add(1, Ordering::Relaxed));
+        let number = self.ours.guard.as_ref().map_or(&self.ours.unguarded, Guard::defined);
+        let name = format!("{}/e{}", self.ours.name, number.fetch_add(1, Ordering::Relaxed));
         self.command(&format!("{kind}:{name} {}{arguments}", place(file, offset)))
             .map_err(|e| self.why_undefined(e))?;
         let number = self.root.join("events").join(&name).join("id");

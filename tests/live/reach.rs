@@ -306,9 +306,14 @@ fn a_recorder_that_is_killed_leaves_nothing_in_the_kernel() {
 fn recorders_on_one_engine_harm_neither_it_nor_each_other_nor_the_kernel() {
     let _turn = live!();
     let rounds = std::env::var("PROFINFER_ROUNDS").map_or(2, |n| n.parse().expect("a number"));
-    let mut target = Target::start(fixture!("modern"), &LONG);
-    let pid = target.pid().to_string();
+    let program = fixture!("modern");
+    let mut target = Target::start(&program, &LONG);
     for round in 0..rounds {
+        // Its work lasts some hundred rounds.
+        if round % 50 == 49 {
+            target = Target::start(&program, &LONG);
+        }
+        let pid = target.pid().to_string();
         let [ends, dies, goes_on] = ["bpf", "perf", if round % 2 == 0 { "bpf" } else { "perf" }]
             .map(|source| Recorder::start(&["-p", &pid, "--source", source]));
         [&ends, &dies, &goes_on].into_iter().for_each(Recorder::wait_for_slices);
