@@ -11,10 +11,11 @@ use std::time::Duration;
 
 use crate::host::{guard, tracepoint};
 
-/// The kernel holds the lock of all events some 80 ms for each probe that it removes.
+/// After an oops, which is what leaves locks held for ever.
 const PATIENCE: Duration = Duration::from_secs(3);
-/// Number of times PATIENCE that a starved process gets, one that does not wait for the kernel.
-const STARVED: u32 = 10;
+/// Number of times PATIENCE without an oops, or for a process that gets no CPU: the kernel holds the lock of all events some
+/// 80 ms for each probe that another recorder removes, of which it may have hundreds.
+const ALIVE: u32 = 20;
 /// A kernel function in the stack of a process that waits for tracing has one of these in its name.
 const OF_TRACING: [&str; 5] = ["uprobe", "perf_", "trace_", "tracefs", "dyn_event"];
 /// "The kernel has died recently, i.e. there was an oops or BUG" (Documentation/admin-guide/tainted-kernels.rst).
@@ -24,16 +25,19 @@ const TAINTED: &str = "/proc/sys/kernel/tainted";
 /// A file of the kernel's tracing cannot be read in time.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "the kernel's tracing does not answer ({}, {} s): {}see dmesg; only a reboot helps",
+    "the kernel's tracing does not answer ({}, {} s): {}see dmesg; {}",
     file.display(),
     waited.as_secs(),
-    stuck.as_ref().map(|(pid, name)| format!("process {pid} ({name}) is stuck in it; ")).unwrap_or_default()
+    stuck.as_ref().map(|(pid, name)| format!("process {pid} ({name}) is stuck in it; ")).unwrap_or_default(),
+    if *died { "only a reboot helps" } else { "there was no oops, so try again; if it stays, only a reboot helps" }
 )]
 pub struct NoAnswer {
     file: PathBuf,
     waited: Duration,
     /// Another process that waits for it.
     stuck: Option<(u32, String)>,
+    /// The kernel has had an oops.
+    died: bool,
 }
 
 /// Makes sure that touching tracefs, perf events and uprobes will return. All of them need the lock that a reader of the
@@ -42,19 +46,24 @@ pub struct NoAnswer {
 /// # Errors
 /// It does not answer.
 pub fn answers() -> Result<(), NoAnswer> {
-    readable(&tracepoint::root().join("uprobe_events"), PATIENCE)
+    readable(&tracepoint::root().join("uprobe_events"), PATIENCE, died())
+}
+
+/// Whether the kernel has had an oops since boot. False also where that cannot be read.
+fn died() -> bool {
+    let bits = fs::read_to_string(TAINTED).ok().and_then(|text| text.trim().parse::<u64>().ok());
+    bits.is_some_and(|bits| bits & TAINT_DIE != 0)
 }
 
 /// What follows from an oops since boot. None: there was none, or that cannot be read.
 pub fn oops() -> Option<&'static str> {
-    let bits = fs::read_to_string(TAINTED).ok().and_then(|text| text.trim().parse::<u64>().ok())?;
-    (bits & TAINT_DIE != 0).then_some(
+    died().then_some(
         "the kernel has had an oops since boot (bit 7 of /proc/sys/kernel/tainted): what runs may hang, and what is \
          measured may be wrong; see dmesg, and reboot",
     )
 }
 
-fn readable(file: &Path, patience: Duration) -> Result<(), NoAnswer> {
+fn readable(file: &Path, patience: Duration, died: bool) -> Result<(), NoAnswer> {
     let Ok(path) = CString::new(file.as_os_str().as_bytes()) else { return Ok(()) };
     // SAFETY: the child only makes system calls on its own copy of memory, and does not return.
     let child = match unsafe { guard::fork() } {
@@ -65,16 +74,17 @@ fn readable(file: &Path, patience: Duration) -> Result<(), NoAnswer> {
     };
     // What has ended was waited for.
     let ended = |ms: Duration| guard::wait(child, ms.as_millis() as libc::c_int);
-    for waited in 1..=STARVED {
+    for waited in 1..=ALIVE {
         if ended(patience) {
             return Ok(());
         }
-        if state(&format!("/proc/{child}/stat")) == Some('D') || waited == STARVED {
+        if died && state(&format!("/proc/{child}/stat")) == Some('D') || waited == ALIVE {
             // It stays: nothing ends a process in this state.
             return Err(NoAnswer {
                 file: file.to_owned(),
                 waited: patience * waited,
                 stuck: stuck(child as u32),
+                died,
             });
         }
     }
@@ -127,16 +137,17 @@ mod tests {
     fn what_does_not_answer_is_given_up() {
         let dir = tempfile::tempdir().expect("a directory");
         let file = dir.path().join("uprobe_events");
-        assert!(readable(&file, PATIENCE).is_ok(), "missing");
+        assert!(readable(&file, PATIENCE, true).is_ok(), "missing");
         fs::write(&file, "p:a/b /x:0\n".repeat(1000)).expect("written");
-        assert!(readable(&file, PATIENCE).is_ok());
+        assert!(readable(&file, PATIENCE, true).is_ok());
         fs::remove_file(&file).expect("removed");
         let path = CString::new(file.as_os_str().as_bytes()).expect("a path");
         // SAFETY: a path. Opening a pipe waits for its writer.
         assert_eq!(unsafe { libc::mkfifo(path.as_ptr(), 0o600) }, 0);
-        let why = readable(&file, Duration::from_millis(10)).expect_err("no answer").to_string();
-        assert!(why.contains("uprobe_events") && why.ends_with("see dmesg; only a reboot helps"), "{why}");
-        // Lets the process go.
+        let why = |died| readable(&file, Duration::from_millis(5), died).expect_err("no answer").to_string();
+        assert!(why(true).contains("uprobe_events") && why(true).ends_with("see dmesg; only a reboot helps"));
+        assert!(why(false).contains("there was no oops, so try again"), "{}", why(false));
+        // Lets the processes go.
         fs::OpenOptions::new().write(true).open(&file).expect("opened");
     }
 }

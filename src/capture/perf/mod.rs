@@ -53,6 +53,8 @@ struct PerfState {
     cpus: Vec<u32>,
     probes: Rc<RefCell<Probes>>,
     order: SortQueue,
+    /// Memory for [`ring::merge`].
+    next: Vec<(u64, u64)>,
     /// By ring: records lost for lack of space, as reported by the kernel.
     lost: Vec<u64>,
     /// Records of processes that start and end are used up to here, CLOCK_MONOTONIC ns: rings are read later.
@@ -103,7 +105,15 @@ impl Perf {
         if self.options.sched {
             self.watch_scheduler(&rings, &cpus);
         }
-        Ok(PerfState { rings, cpus, probes, order: SortQueue::default(), lost, follows_until: u64::MAX })
+        Ok(PerfState {
+            rings,
+            cpus,
+            probes,
+            order: SortQueue::default(),
+            next: Vec::new(),
+            lost,
+            follows_until: u64::MAX,
+        })
     }
 
     fn watch_scheduler(&mut self, rings: &[Ring], cpus: &[u32]) {
@@ -153,40 +163,38 @@ impl Perf {
 impl PerfState {
     /// Merges the records of all rings in order. Returns the graphs just entered that are worth reading.
     fn arrive(&mut self, replay: &mut Replay) -> Vec<(u16, GraphEntry)> {
-        let PerfState { rings, cpus, probes, order, lost, follows_until } = self;
+        let PerfState { rings, cpus, probes, order, next, lost, follows_until } = self;
         let (mut entered, mut bytes) = (Vec::new(), Vec::new());
         let probes = &mut *probes.borrow_mut();
-        for (cpu, ring) in rings.iter_mut().enumerate() {
-            ring.read(&mut |record| {
-                match record {
-                    PerfRecord::Sample { tgid, tid, time, raw }
-                        if replay.sched.as_mut().is_some_and(|s| s.received(cpu, raw)) =>
-                    {
-                        pack(&mut bytes, (time, tgid, tid, SCHED, cpu), raw);
-                    }
-                    PerfRecord::Sample { tgid, tid, time, raw } => {
-                        let Some(probe) = probes.received(cpu, raw) else { return };
-                        entered.extend(entry(
-                            replay,
-                            probes,
-                            probe,
-                            &ProbeSample { at: time, tgid, tid, cpu: None, raw },
-                        ));
-                        pack(&mut bytes, (time, tgid, tid, probe as u32, cpu), raw);
-                    }
-                    PerfRecord::Lost(n) => return lost[cpu] += n,
-                    PerfRecord::Fork { tgid, tid, parent, time } if time < *follows_until => {
-                        replay.adopt(tgid, tid, parent);
-                        pack(&mut bytes, (time, tgid, tid, FORK, cpu), &parent.to_ne_bytes());
-                    }
-                    PerfRecord::Exit { tgid, tid, time } if time < *follows_until => {
-                        pack(&mut bytes, (time, tgid, tid, EXIT, cpu), &[]);
-                    }
-                    _ => return,
+        ring::merge(rings, next, &mut |cpu, record| {
+            match record {
+                PerfRecord::Sample { tgid, tid, time, raw }
+                    if replay.sched.as_mut().is_some_and(|s| s.received(cpu, raw)) =>
+                {
+                    pack(&mut bytes, (time, tgid, tid, SCHED, cpu), raw);
                 }
-                order.push(&bytes, &mut |b| go_on(replay, probes, cpus, b));
-            });
-        }
+                PerfRecord::Sample { tgid, tid, time, raw } => {
+                    let Some(probe) = probes.received(cpu, raw) else { return };
+                    entered.extend(entry(
+                        replay,
+                        probes,
+                        probe,
+                        &ProbeSample { at: time, tgid, tid, cpu: None, raw },
+                    ));
+                    pack(&mut bytes, (time, tgid, tid, probe as u32, cpu), raw);
+                }
+                PerfRecord::Lost(n) => return lost[cpu] += n,
+                PerfRecord::Fork { tgid, tid, parent, time } if time < *follows_until => {
+                    replay.adopt(tgid, tid, parent);
+                    pack(&mut bytes, (time, tgid, tid, FORK, cpu), &parent.to_ne_bytes());
+                }
+                PerfRecord::Exit { tgid, tid, time } if time < *follows_until => {
+                    pack(&mut bytes, (time, tgid, tid, EXIT, cpu), &[]);
+                }
+                _ => return,
+            }
+            order.push(&bytes, &mut |b| go_on(replay, probes, cpus, b));
+        });
         entered
     }
 }

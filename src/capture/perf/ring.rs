@@ -37,6 +37,20 @@ pub enum PerfRecord<'a> {
     Other,
 }
 
+impl PerfRecord<'_> {
+    /// When it happened, CLOCK_MONOTONIC ns; None: it says nothing of that.
+    fn time(&self) -> Option<u64> {
+        match *self {
+            PerfRecord::Sample { time, .. }
+            | PerfRecord::Fork { time, .. }
+            | PerfRecord::Exit { time, .. }
+            | PerfRecord::Exec { time, .. }
+            | PerfRecord::Mapped(Area { time, .. }) => Some(time),
+            PerfRecord::Lost(_) | PerfRecord::Other => None,
+        }
+    }
+}
+
 /// Part of a file in a process's memory, as reported by the kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Area<'a> {
@@ -184,12 +198,21 @@ impl Ring {
         unsafe { self.map.as_ptr().add(self.page + at).cast::<u64>().read() }
     }
 
+    /// Where the waiting records end.
+    pub fn head(&self) -> u64 {
+        self.positions().0.load(Ordering::Acquire)
+    }
+
     /// Passes on all waiting records and frees their space.
     pub fn read(&mut self, take: &mut dyn FnMut(PerfRecord<'_>)) {
-        let (head, mut tail) = {
-            let (head, tail) = self.positions();
-            (head.load(Ordering::Acquire), tail.load(Ordering::Relaxed))
-        };
+        self.read_until(self.head(), u64::MAX, take);
+    }
+
+    /// Passes on the records before `head` up to the first one after `until`, ns, and frees their space. Returns the time of
+    /// that one; None: all were passed on.
+    pub fn read_until(&mut self, head: u64, until: u64, take: &mut dyn FnMut(PerfRecord<'_>)) -> Option<u64> {
+        let mut tail = self.positions().1.load(Ordering::Relaxed);
+        let mut later = None;
         while head != tail {
             let Some(len) = length(self.word(tail), head.wrapping_sub(tail)) else {
                 // There is no valid record here, so the rest cannot be split into records.
@@ -202,12 +225,39 @@ impl Ring {
                 self.record.extend_from_slice(&self.word(tail.wrapping_add(at * 8)).to_ne_bytes());
             }
             match parse(&self.record) {
-                Some(record) => take(record),
+                Some(record) => {
+                    later = record.time().filter(|time| *time > until);
+                    if later.is_some() {
+                        break;
+                    }
+                    take(record);
+                }
                 None => self.malformed += 1,
             }
             tail = tail.wrapping_add(len as u64);
         }
         self.positions().1.store(tail, Ordering::Release);
+        later
+    }
+}
+
+/// Reads rings in the order of their records' times, so that none is read far ahead of another; `take` gets a ring's index.
+/// What is written meanwhile waits for the next call. `next` is memory for it: each ring's end and the time of its next record.
+pub fn merge(rings: &mut [Ring], next: &mut Vec<(u64, u64)>, take: &mut dyn FnMut(usize, PerfRecord<'_>)) {
+    next.clear();
+    next.extend(rings.iter().map(|ring| (ring.head(), 0)));
+    loop {
+        let (mut first, mut second) = ((usize::MAX, u64::MAX), u64::MAX);
+        for (i, &(_, time)) in next.iter().enumerate() {
+            if time < first.1 {
+                (first, second) = ((i, time), first.1);
+            } else {
+                second = second.min(time);
+            }
+        }
+        let Some((ring, (head, time))) = rings.get_mut(first.0).zip(next.get_mut(first.0)) else { return };
+        let all = ring.read_until(*head, second, &mut |record| take(first.0, record));
+        *time = all.unwrap_or(u64::MAX);
     }
 }
 
@@ -231,6 +281,39 @@ impl AsFd for Ring {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    /// A ring in a file instead of the kernel's memory, with samples of these times.
+    fn ring_of(times: &[u64]) -> Ring {
+        use std::os::unix::fs::FileExt as _;
+        let (file, page) = (tempfile::tempfile().expect("a file"), page_size());
+        file.set_len(2 * page as u64).expect("room");
+        let mut data = Vec::new();
+        for time in times {
+            let mut one = sample(&[]);
+            one[16..24].copy_from_slice(&time.to_ne_bytes());
+            one.extend([0; 4]);
+            let len = (one.len() as u16).to_ne_bytes();
+            one[6..8].copy_from_slice(&len);
+            data.extend(one);
+        }
+        file.write_all_at(&data, page as u64).expect("written");
+        let head = std::mem::offset_of!(perf_event_mmap_page, data_head) as u64;
+        file.write_all_at(&(data.len() as u64).to_ne_bytes(), head).expect("written");
+        Ring::of(file.into(), page as u32).expect("mapped")
+    }
+
+    #[test]
+    fn rings_are_read_in_the_order_of_time() {
+        let mut rings = [ring_of(&[10, 11, 30, 60]), ring_of(&[]), ring_of(&[5, 20, 31, 70])];
+        let (mut next, mut seen) = (Vec::new(), Vec::new());
+        merge(&mut rings, &mut next, &mut |ring, record| {
+            seen.push((record.time().expect("a sample"), ring));
+        });
+        assert_eq!(seen, [(5, 2), (10, 0), (11, 0), (20, 2), (30, 0), (31, 2), (60, 0), (70, 2)]);
+        seen.clear();
+        merge(&mut rings, &mut next, &mut |_, record| seen.push((record.time().expect("a sample"), 0)));
+        assert_eq!(seen, [], "each once");
+    }
 
     fn sample(raw: &[u8]) -> Vec<u8> {
         let mut out = Vec::new();

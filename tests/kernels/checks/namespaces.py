@@ -29,9 +29,12 @@ for way in pid time same kill; do
     engine=$!
     # Its perf events are definitions, also where BPF programs need none.
     [ $way != kill ] || { profinfer record --force --source perf -o /tmp/perf.pfi -p $engine 2>perf.txt & perf=$!; }
+    # Emulation translates what runs anew for each probe.
+    kill -STOP $engine
     profinfer record --force --duration 200s -o /tmp/a.pfi -p $engine >a-$way.txt 2>&1 &
     first=$!
     within 60 'grep -q ready: a-$way.txt'
+    kill -CONT $engine
     step ready
     case $way in
     pid) other unshare -p -f --mount-proc=/proc; unshare -p -f --mount-proc=/proc profinfer doctor --no-probe >doctor.txt || true ;;

@@ -25,7 +25,8 @@ within 60 '[ $(($(cat /proc/sys/kernel/tainted) >> 7 & 1)) = 1 ]'
 cd /out
 cat /proc/sys/kernel/tainted >tainted.txt
 : >/tmp/m.gguf
-for command in "doctor" "record -o /tmp/a.pfi -- true" "top -- true" "tune -- ggml-runner run -m /tmp/m.gguf" "selftest"; do
+for command in "doctor" "record -o /tmp/a.pfi -- true" "top -- true" "tune -- ggml-runner run -m /tmp/m.gguf" "selftest" \
+    "serve --directory /tmp/s"; do
     name=${command%% *}
     timeout -s KILL 100 profinfer $command >said-$name.txt 2>&1 && echo 0 >code-$name.txt || echo $? >code-$name.txt
 done
@@ -49,6 +50,6 @@ def prepare(guest):
 
 def judge(run, book):
     book.expect(int(run.text("tainted.txt")) & 1 << 7, "the kernel had no oops: the check proves nothing")
-    for name in ["doctor", "record", "top", "tune", "selftest"]:
+    for name in ["doctor", "record", "top", "tune", "selftest", "serve"]:
         code, said = int(run.text(f"code-{name}.txt")), run.text(f"said-{name}.txt")
         book.expect(code == 4 and "does not answer" in said, f"{name}: {code}: {said}")
