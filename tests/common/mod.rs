@@ -29,6 +29,7 @@ use std::fs::{self, File};
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::OnceLock;
 use std::time::{Instant, SystemTime};
 
 /// Ends the test without a verdict; a failure if CI or PROFINFER_REQUIRE=1 requires all tests.
@@ -73,6 +74,23 @@ pub fn cpus(list: &str) -> Vec<u64> {
 
 pub fn profinfer() -> PathBuf {
     env!("CARGO_BIN_EXE_profinfer").into()
+}
+
+/// The same without debug information, which is two thirds of it: what tests copy to devices.
+pub fn profinfer_to_copy() -> PathBuf {
+    static MADE: OnceLock<PathBuf> = OnceLock::new();
+    let make = || {
+        let to = place().join(format!("profinfer-to-copy-{}", std::process::id()));
+        let mut strip = Command::new("strip");
+        let out =
+            strip.args(["--strip-debug", "-o"]).arg(&to).arg(profinfer()).output().expect("strip starts");
+        assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+        // At once, for whoever copies it now.
+        let shared = place().join("profinfer-to-copy");
+        fs::rename(&to, &shared).expect("renamed");
+        shared
+    };
+    MADE.get_or_init(make).clone()
 }
 
 pub fn runner() -> PathBuf {

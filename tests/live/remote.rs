@@ -114,7 +114,7 @@ impl Board {
 
     /// `record --on` of this machine, with these arguments.
     fn start_recording(&self, args: &[&str]) -> Recorder {
-        let (on, program) = (self.on(), common::profinfer().display().to_string());
+        let (on, program) = (self.on(), common::profinfer_to_copy().display().to_string());
         let own = ["--on", &on, "--remote-program", &program];
         Recorder::start_as(self.command(), &[&own, args].concat())
     }
@@ -214,7 +214,7 @@ fn words_arrive_whole_and_the_status_comes_back() {
     board.nothing_is_left();
     // To standard output: the command's own output goes to standard error.
     let mut command = board.command();
-    command.args(["record", "--on", &board.on(), "--remote-program"]).arg(common::profinfer());
+    command.args(["record", "--on", &board.on(), "--remote-program"]).arg(common::profinfer_to_copy());
     let dir = tempfile::tempdir().expect("a directory");
     let out = command.args(["-o", "-", "--", &engine, "-n", "2"]).output().expect("it runs");
     let trace = dir.path().join("a b\n.pfi");
@@ -355,7 +355,7 @@ fn a_full_disk_there_is_reported_and_what_was_recorded_is_fetched() {
     let board = board!();
     let disk = board.dir.path().join("disk");
     let place = disk.display().to_string();
-    let size = fs::metadata(common::profinfer()).expect("a program").len() / 1024;
+    let size = fs::metadata(common::profinfer_to_copy()).expect("a program").len() / 1024;
     {
         let _disk = Small::mount(&disk, size / 2);
         let r = board.record(&["--remote-dir", &place, "--", &engine, "-n", "2"]);
@@ -379,7 +379,7 @@ fn a_full_disk_there_is_reported_and_what_was_recorded_is_fetched() {
 fn what_keeps_a_machine_from_recording_is_told() {
     let _turn = live!(beside others);
     let board = board!();
-    let (on, own) = (board.on(), common::profinfer().display().to_string());
+    let (on, own) = (board.on(), common::profinfer_to_copy().display().to_string());
     let arm = board.dir.path().join("arm");
     write(&arm, "\x7fELF\x02\x01\x01\0\0\0\0\0\0\0\0\0\x02\0\u{7f}\0", 0o755);
     let arm = arm.display().to_string();
@@ -461,7 +461,8 @@ impl Device {
     }
 
     fn start(&self, name: &str, args: &[&str]) -> Recorder {
-        let (on, program) = (format!("{}:{name}", self.client), common::profinfer().display().to_string());
+        let (on, program) =
+            (format!("{}:{name}", self.client), common::profinfer_to_copy().display().to_string());
         Recorder::start_as(self.command(), &[&["--on", &on, "--remote-program", &program], args].concat())
     }
 
@@ -483,7 +484,7 @@ fn adb_is_called_as_it_must_be() {
     let _turn = live!(beside others);
     let engine = fixture!("modern").display().to_string();
     let device = Device::new("adb", "List of devices attached\nS1\tdevice\n\n");
-    let program = common::profinfer().display().to_string();
+    let program = common::profinfer_to_copy().display().to_string();
     for copied in [true, false] {
         let r = device.start("", &["--", &engine, "-n", "3"]).finish();
         r.seen().complete();
@@ -505,7 +506,7 @@ fn hdc_is_called_as_it_must_be() {
     let _turn = live!(beside others);
     let engine = fixture!("modern").display().to_string();
     let device = Device::new("hdc", "K1\n");
-    let program = common::profinfer().display().to_string();
+    let program = common::profinfer_to_copy().display().to_string();
     for copied in [true, false] {
         let r = device.start("K1", &["--", "sh", "-c", "\"$0\" -n 3; exit 4", &engine]).finish();
         assert_eq!(r.status.code(), Some(4), "{}", r.stderr);

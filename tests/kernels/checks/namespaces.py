@@ -29,6 +29,7 @@ for way in pid time same kill; do
     engine=$!
     # Its perf events are definitions, also where BPF programs need none.
     [ $way != kill ] || { profinfer record --force --source perf -o /tmp/perf.pfi -p $engine 2>perf.txt & perf=$!; }
+    within 30 'grep -q ggml-runner /proc/$engine/maps'
     # Emulation translates what runs anew for each probe.
     kill -STOP $engine
     profinfer record --force --duration 200s -o /tmp/a.pfi -p $engine >a-$way.txt 2>&1 &
