@@ -109,7 +109,7 @@ impl Guard {
         Ok(Guard { socket: alive, defined })
     }
 
-    /// How many definitions there may be: to be raised before the kernel is told of one.
+    /// Number of definitions that may exist. Increment it before a definition is made.
     pub fn defined(&self) -> &AtomicU32 {
         self.defined.number()
     }

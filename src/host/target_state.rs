@@ -205,8 +205,13 @@ impl ReadState {
     /// Empty: nothing that can be read.
     pub fn limits(&self) -> String {
         let mut out = Vec::new();
-        if !self.affinity.is_empty() && self.affinity != self.online {
-            out.push(format!("CPUs {} of {}", self.affinity, self.online));
+        // The mask usually contains CPUs that the machine could have, and has not.
+        let listed = |list: &str| cpu_list::parse(list).filter(|cpus| !cpus.is_empty());
+        if let (Some(mask), Some(online)) = (listed(&self.affinity), listed(&self.online))
+            && !cpu_list::within(&online, &mask)
+        {
+            let usable = cpu_list::ranges(online.into_iter().filter(|cpu| mask.contains(cpu)));
+            out.push(format!("CPUs {usable} of {}", self.online));
         }
         if let Some(q) = &self.quota {
             let cpus = q.quota_us as f64 / q.period_us as f64;
@@ -444,6 +449,8 @@ mod tests {
         let limits = "CPUs 0-1 of 0-3, time of 0.50 CPUs by the quota of cgroup /g, 4.1 MB of memory by the limit of \
             cgroup /";
         assert_eq!(state.limits(), limits);
+        state.affinity = "0-127".into();
+        assert!(state.limits().starts_with("time of "), "a mask with all CPUs: {}", state.limits());
     }
 
     #[test]

@@ -34,7 +34,7 @@ done
 
 
 def prepare(guest):
-    """The file offsets of the runner's first instruction and of the one behind it."""
+    """The file offsets of the runner's first and second instruction."""
     head = guest.files["/job/ggml-runner"].read_bytes()
     entry, table = struct.unpack_from("<QQ", head, 24)
     size, number = struct.unpack_from("<HH", head, 54)
