@@ -60,7 +60,8 @@ impl Default for HeldExperts {
 
 impl IdRows {
     fn goes_on_with(&self, graph: u64, e: &event::Experts) -> bool {
-        (self.graph, self.ids, self.used, self.first + self.rows) == (graph, e.ids, e.used, e.first)
+        (self.graph, self.ids, self.used, self.first.checked_add(self.rows))
+            == (graph, e.ids, e.used, Some(e.first))
             && self.why == 0
             && e.why == 0
     }
@@ -159,5 +160,19 @@ impl HeldExperts {
             (true, false) => Availability::Partly,
         };
         enc.feature(&Feature { name: "experts", state, why: &why })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_that_cannot_be_are_no_run() {
+        let mut held = HeldExperts::default();
+        let e = event::Experts { ids: 7, used: 1, rows: 2, first: u32::MAX, ..event::Experts::default() };
+        held.take(1, &e);
+        held.take(1, &event::Experts { first: 1, ..e });
+        assert_eq!(held.pieces.len(), 2);
     }
 }

@@ -49,6 +49,14 @@ fn middle(bucket: usize) -> u64 {
     (1 << doubling) + part * step + step / 2
 }
 
+/// Number and rate, per second of decoding time, of tokens with these ends and durations, ns. None: they took no
+/// time, or more than can be.
+fn rate(mut tokens: impl Iterator<Item = (u64, u64)>) -> Option<(usize, f64)> {
+    let add = |(n, ns): (usize, u64), (_, dur)| Some((n + 1, ns.checked_add(dur)?));
+    let (n, ns) = tokens.try_fold((0, 0), add)?;
+    (ns > 0).then(|| (n, n as f64 * 1e9 / ns as f64))
+}
+
 impl Meter {
     pub fn new(pid: u32, run: u32) -> Meter {
         Meter {
@@ -143,8 +151,7 @@ impl Meter {
     /// Decoded tokens per second of decoding time, over the last 10 s of calls. None: there was none.
     pub fn rate(&self) -> Option<f64> {
         let from = self.last.saturating_sub(RATE_NS);
-        let (n, ns) = self.since(from).fold((0u64, 0u64), |(n, ns), (_, dur)| (n + 1, ns + dur));
-        (ns > 0).then(|| n as f64 * 1e9 / ns as f64)
+        rate(self.since(from)).map(|(_, rate)| rate)
     }
 
     /// The 99th percentile of the newest tokens, ns, over at most 256 that ended after `from`. None: fewer than
@@ -160,15 +167,14 @@ impl Meter {
 
     /// The rate of the newest `n` tokens; None: fewer than that ended after `from`.
     pub fn rate_of_newest(&self, n: usize, from: u64) -> Option<f64> {
-        let newest = (1..=n.min(NEWEST)).map(|back| self.newest[(self.next + NEWEST - back) % NEWEST]);
-        let ns = newest.map(|(t, dur)| (t > from).then_some(dur)).sum::<Option<u64>>()?;
-        (ns > 0).then(|| n as f64 * 1e9 / ns as f64)
+        let n = n.min(NEWEST);
+        let newest = (1..=n).map(|back| self.newest[(self.next + NEWEST - back) % NEWEST]);
+        rate(newest.filter(|&(t, _)| t > from)).filter(|&(timed, _)| timed == n).map(|(_, rate)| rate)
     }
 
     /// The rate of tokens that ended after `from`; None: fewer than `least`.
     pub fn rate_since(&self, from: u64, least: usize) -> Option<f64> {
-        let (n, ns) = self.since(from).fold((0usize, 0u64), |(n, ns), (_, dur)| (n + 1, ns + dur));
-        (n >= least && ns > 0).then(|| n as f64 * 1e9 / ns as f64)
+        rate(self.since(from)).filter(|&(timed, _)| timed >= least).map(|(_, rate)| rate)
     }
 }
 
@@ -202,6 +208,14 @@ mod tests {
         assert!((m.rate().expect("known") - 200.0 / 2.12).abs() < 1e-9);
         assert_eq!(m.p99_since(0), Some(40_000_000));
         assert_eq!(m.p99_since(1_000_000_000 + 150 * 12_000_000), None);
+    }
+
+    #[test]
+    fn times_that_cannot_be_have_no_rate() {
+        let mut m = Meter::new(7, 7);
+        m.call(u64::MAX - 1, u64::MAX - 1, true);
+        m.call(u64::MAX, u64::MAX - 1, true);
+        assert_eq!((m.rate(), m.rate_of_newest(2, 0), m.rate_since(0, 1)), (None, None, None));
     }
 
     #[test]

@@ -80,9 +80,9 @@ impl Sequences {
         self.odd += u64::from(e.what & CHUNKS_ODD != 0);
         let told = e.chunk.iter().take((e.n as usize).min(CHUNKS));
         // A chunk that cannot be is not recorded, and its tokens are counted as unread.
-        let bad: u32 = told.clone().filter(|c| chunk(c).is_none()).map(|c| c.tokens.min(e.tokens)).sum();
+        let bad = told.clone().filter(|c| chunk(c).is_none()).map(|c| c.tokens.min(e.tokens));
         let chunks = told.filter_map(chunk);
-        let unread = e.unread.saturating_add(bad);
+        let unread = bad.fold(e.unread, u32::saturating_add);
         self.read += chunks.clone().map(|c| c.tokens).sum::<u64>();
         self.unread += u64::from(unread);
         if let Some(token) = call.token {
@@ -287,6 +287,17 @@ mod tests {
         assert_eq!(batches, [(9, 0, 2), (5, 2, 1)]);
         assert_eq!(contexts, [0x99, 0]);
         assert_eq!(features, [(Availability::Partly, "2 of 14 tokens were not read".to_owned())]);
+    }
+
+    #[test]
+    fn more_tokens_than_can_be_are_unread() {
+        let mut enc =
+            Encoder::new(Vec::new(), EncoderConfig::default(), &sample::HEADER).expect("memory takes it");
+        let mut s = Sequences::default();
+        let impossible = [(-7, 4, u32::MAX, 1); 3];
+        let call = CallOfBatch { token: Some(1), context: 1 };
+        s.ubatch(&event(u32::MAX, u32::MAX, &impossible), call, &mut enc).expect("memory takes it");
+        assert_eq!((s.read, s.unread), (0, u64::from(u32::MAX)));
     }
 
     #[test]

@@ -10,6 +10,7 @@ use crate::trace_support;
 use std::sync::OnceLock;
 
 use dag_support::LLAMA;
+use pfi::record::{Footer, KindCount};
 use pfi::{BLOCK_HEADER, FILE_HEADER, Trace};
 use proptest::prelude::*;
 use synth_trace::causes::one_of_each;
@@ -39,6 +40,31 @@ fn whole_traces_pass_all_views() {
     for (i, bytes) in traces().iter().enumerate() {
         let shown = all_views::all(bytes.clone());
         assert!(shown > 2000, "trace {i}: {shown} bytes in all");
+    }
+}
+
+/// Counts and times whose sums need more than 64 bits.
+#[test]
+fn counts_that_cannot_be_pass_all_views() {
+    for most in [u64::MAX, u64::MAX / 2 + 1, i64::MAX as u64] {
+        let mut s = Synth::new(Vec::new(), Spec::default());
+        s.call(1, |p, _| 1000 + p as u64);
+        let kinds =
+            ["barrier", "op", "token"].map(|kind| KindCount { kind, seen: most, recorded: most, lost: most });
+        let footer = Footer {
+            end: "signal",
+            kinds: kinds.to_vec(),
+            lost_cpu: vec![most; 3],
+            orphans: most,
+            read_errors: most,
+            agent_user_us: most,
+            agent_sys_us: most,
+            agent_peak_rss: most,
+            wall_ns: most,
+            bpf_ns: most,
+            bpf_runs: most,
+        };
+        all_views::all(s.enc.finish(&footer).unwrap());
     }
 }
 
