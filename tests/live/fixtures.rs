@@ -256,10 +256,13 @@ fn settled(variants: &[&Variant]) -> BTreeMap<&'static str, Seen> {
         let size = || std::fs::metadata(&recorder.trace).map_or(0, |m| m.len());
         let ended = |g: &&CpuGraph| g.pid == pid && !g.cut && (g.barrier || v.by_interval());
         let mut read = 0;
-        wait_until("graphs in which ops end as they will", || {
+        // Splits as well: where they are found through the scheduler, many graphs come before the first of them.
+        wait_until("graphs and splits in which ops end as they will", || {
             size() > read + 200_000 && {
                 read = size();
-                Seen::damaged(&recorder.trace).all.cpu_graphs.iter().filter(ended).count() > 20
+                let all = Seen::damaged(&recorder.trace).all;
+                let splits = all.splits.iter().filter(|s| s.pid == pid).count();
+                all.cpu_graphs.iter().filter(ended).count() > 20 && splits > 20
             }
         });
         pids.insert(v.name, pid);
