@@ -157,9 +157,8 @@ impl Scheduler {
         if !self.links.is_empty() {
             self.left = usage::now();
         }
-        let fds: Vec<_> = self.links.iter().map(AsFd::as_fd).collect();
-        // What cannot be handed over is slow to drop.
-        let _ = tracefs::hand_over(&fds);
+        // What is left is slow to drop.
+        let _ = tracefs::close(&mut self.links);
         self.links.drain(..).map(|link| Box::new(link) as Guard).collect()
     }
 

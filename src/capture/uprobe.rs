@@ -165,7 +165,7 @@ impl Drop for Shared {
     fn drop(&mut self) {
         self.events.clear();
         let Some(held) = self.held.take() else { return };
-        if tracefs::hand_over(&[held.holder.as_fd()]) {
+        if tracefs::close(&mut vec![held.holder]) {
             held.definition.leave();
         }
     }

@@ -7,11 +7,12 @@
 
 use std::ffi::{CStr, CString};
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 /// Attempts at removal, and the wait between two, ns: the kernel takes some 80 ms for each probe of a dead process.
 const ATTEMPTS: u32 = 1500;
@@ -33,7 +34,7 @@ const fn control_space() -> usize {
 /// The waiting process. It takes descriptors over this socket, and proceeds when the socket is closed, which happens when
 /// this process ends.
 pub struct Guard {
-    socket: OwnedFd,
+    socket: Mutex<OwnedFd>,
     defined: Shared,
 }
 
@@ -106,7 +107,7 @@ impl Guard {
                 }
             }
         }
-        Ok(Guard { socket: alive, defined })
+        Ok(Guard { socket: Mutex::new(alive), defined })
     }
 
     /// Number of definitions that may exist. Increment it before a definition is made.
@@ -114,30 +115,45 @@ impl Guard {
         self.defined.number()
     }
 
-    /// Hands over descriptors that the kernel takes long to close: whoever closes its own afterwards does not wait.
+    /// Closes descriptors that the kernel takes long to close, without waiting for it: the process has them too, and is
+    /// the last to close them. What could not be handed over stays in `fds`.
     ///
     /// # Errors
     /// The process is gone, or descriptors cannot be passed.
-    pub fn take(&self, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
-        fds.chunks(HANDED).try_for_each(|some| {
-            let numbers: Vec<RawFd> = some.iter().map(AsRawFd::as_raw_fd).collect();
-            let mut control: Control = [0; CONTROL.div_ceil(8)];
-            let (mut byte, bytes) = (0u8, size_of_val(numbers.as_slice()));
-            // SAFETY: one byte and a control message within `control`, which has room for HANDED descriptors.
-            let sent = unsafe {
-                let mut part = libc::iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 };
-                let mut message = message(&mut part, &mut control);
-                message.msg_controllen = libc::CMSG_SPACE(bytes as libc::c_uint) as _;
-                let head = libc::CMSG_FIRSTHDR(&raw const message);
-                (*head).cmsg_level = libc::SOL_SOCKET;
-                (*head).cmsg_type = libc::SCM_RIGHTS;
-                (*head).cmsg_len = libc::CMSG_LEN(bytes as libc::c_uint) as _;
-                std::ptr::copy_nonoverlapping(numbers.as_ptr().cast::<u8>(), libc::CMSG_DATA(head), bytes);
-                libc::sendmsg(self.socket.as_raw_fd(), &raw const message, libc::MSG_NOSIGNAL)
-            };
-            if sent == 1 { Ok(()) } else { Err(io::Error::last_os_error()) }
-        })
+    pub fn close<T: AsFd>(&self, fds: &mut Vec<T>) -> io::Result<()> {
+        let socket = self.socket.lock().unwrap_or_else(PoisonError::into_inner);
+        while !fds.is_empty() {
+            let some = fds.len() - fds.len().min(HANDED);
+            pass(&socket, &fds[some..])?;
+            fds.truncate(some);
+            pass::<T>(&socket, &[])?;
+        }
+        Ok(())
     }
+}
+
+/// Sends up to HANDED descriptors, or, without any, that those sent before are closed here.
+fn pass<T: AsFd>(socket: &OwnedFd, fds: &[T]) -> io::Result<()> {
+    let numbers: Vec<RawFd> = fds.iter().map(|fd| fd.as_fd().as_raw_fd()).collect();
+    let mut control: Control = [0; CONTROL.div_ceil(8)];
+    let (mut byte, bytes) = (0u8, size_of_val(numbers.as_slice()));
+    // SAFETY: one byte and a control message within `control`, which has room for HANDED descriptors.
+    let sent = unsafe {
+        let mut part = libc::iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 };
+        let mut message = message(&mut part, &mut control);
+        if bytes == 0 {
+            message.msg_controllen = 0;
+        } else {
+            message.msg_controllen = libc::CMSG_SPACE(bytes as libc::c_uint) as _;
+            let head = libc::CMSG_FIRSTHDR(&raw const message);
+            (*head).cmsg_level = libc::SOL_SOCKET;
+            (*head).cmsg_type = libc::SCM_RIGHTS;
+            (*head).cmsg_len = libc::CMSG_LEN(bytes as libc::c_uint) as _;
+            std::ptr::copy_nonoverlapping(numbers.as_ptr().cast::<u8>(), libc::CMSG_DATA(head), bytes);
+        }
+        libc::sendmsg(socket.as_raw_fd(), &raw const message, libc::MSG_NOSIGNAL)
+    };
+    if sent == 1 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
 /// A message of one part with a control message.
@@ -149,29 +165,37 @@ fn message(part: &mut libc::iovec, control: &mut Control) -> libc::msghdr {
     message
 }
 
-/// Receives descriptors and closes them, until the other end is closed.
+/// Receives descriptors, and closes them once the other end has: when it says so, or is closed.
 ///
 /// # Safety
 /// Callable where only system calls are allowed.
 unsafe fn close_handed(socket: RawFd) {
     // SAFETY: buffers of the stated lengths; the descriptors received belong to nobody else.
     unsafe {
+        let (mut held, mut n) = ([-1; HANDED], 0);
         loop {
             let (mut byte, mut control): (u8, Control) = (0, [0; CONTROL.div_ceil(8)]);
             let mut part = libc::iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 };
             let mut message = message(&mut part, &mut control);
-            match libc::recvmsg(socket, &raw mut message, 0) {
-                1 => {}
-                -1 if *libc::__errno_location() == libc::EINTR => continue,
-                _ => return,
+            let received = libc::recvmsg(socket, &raw mut message, 0);
+            if received == -1 && *libc::__errno_location() == libc::EINTR {
+                continue;
+            }
+            for &fd in held.iter().take(n) {
+                libc::close(fd);
+            }
+            n = 0;
+            if received != 1 {
+                return;
             }
             let head = libc::CMSG_FIRSTHDR(&raw const message);
             if head.is_null() || (*head).cmsg_type != libc::SCM_RIGHTS {
                 continue;
             }
             let bytes = ((*head).cmsg_len as usize).saturating_sub(libc::CMSG_LEN(0) as usize);
-            for i in 0..bytes / size_of::<RawFd>() {
-                libc::close(libc::CMSG_DATA(head).cast::<RawFd>().add(i).read_unaligned());
+            for (i, slot) in held.iter_mut().enumerate().take(bytes / size_of::<RawFd>()) {
+                *slot = libc::CMSG_DATA(head).cast::<RawFd>().add(i).read_unaligned();
+                n = i + 1;
             }
         }
     }
@@ -280,6 +304,19 @@ unsafe fn busy(events: &CStr, remove: &[u8], number: u32) -> bool {
 mod tests {
     use super::*;
     use crate::host::wake;
+
+    #[test]
+    fn descriptors_are_closed_while_the_recorder_lives() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let guard = Guard::start(&dir.path().join("uprobe_events"), "profinfer_7_8").expect("a process");
+        let (mut read, write) = io::pipe().expect("a pipe");
+        let mut all: Vec<_> = (0..2 * HANDED).map(|_| write.try_clone().expect("a copy")).collect();
+        all.push(write);
+        guard.close(&mut all).expect("handed over");
+        assert!(all.is_empty());
+        // Ends when the last of them is closed.
+        assert_eq!(io::Read::read(&mut read, &mut [0]).expect("an end"), 0);
+    }
 
     #[test]
     fn what_a_recorder_leaves_is_removed_when_it_ends() {

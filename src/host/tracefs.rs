@@ -3,9 +3,9 @@
 use std::fs::{self, File, OpenOptions};
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io::{self, ErrorKind, Write};
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use crate::host::guard::Guard;
@@ -153,14 +153,14 @@ pub fn offered() -> Result<(), TracefsError> {
     appending(&file).map(drop).map_err(|e| TracefsError::of(&file, e))
 }
 
-/// Hands descriptors that the kernel takes long to close to this process's guard. False: there is none.
-pub fn hand_over(fds: &[BorrowedFd<'_>]) -> bool {
+/// Closes descriptors that the kernel takes long to close, by this process's guard. False: some are left, or all.
+pub fn close<T: AsFd>(fds: &mut Vec<T>) -> bool {
     let shared = GROUP.lock().unwrap_or_else(PoisonError::into_inner).upgrade();
     let guard = shared
         .as_ref()
         .filter(|group| group.pid == std::process::id())
         .and_then(|group| group.guard.as_ref());
-    guard.is_some_and(|guard| guard.take(fds).is_ok())
+    guard.is_some_and(|guard| guard.close(fds).is_ok())
 }
 
 impl Tracefs {
@@ -200,7 +200,7 @@ impl Tracefs {
         self.command(&format!("{kind}:{name} {}{arguments}", place(file, offset)))
             .map_err(|e| self.why_undefined(e))?;
         let number = self.root.join("events").join(&name).join("id");
-        let mut definition = Definition { file: self.events(), name, left: false, id: 0 };
+        let mut definition = Definition { file: self.events(), name, left: AtomicBool::new(false), id: 0 };
         let text = fs::read_to_string(&number).map_err(|e| TracefsError::of(&number, e))?;
         definition.id =
             text.trim().parse().map_err(|_| TracefsError::Number { file: number, text: text.clone() })?;
@@ -230,25 +230,25 @@ fn place(file: &File, offset: u64) -> String {
     format!("/proc/self/fd/{}:{offset:#x}", file.as_raw_fd())
 }
 
-/// A defined event; removed when dropped.
+/// A defined event; removed when dropped, unless it is left to the guard.
 pub struct Definition {
     file: PathBuf,
     name: String,
-    left: bool,
+    left: AtomicBool,
     /// The kernel's number for it, with which its samples start.
     pub id: u32,
 }
 
 impl Definition {
     /// Leaves it to the guard, which removes it after this process.
-    pub fn leave(mut self) {
-        self.left = true;
+    pub fn leave(&self) {
+        self.left.store(true, Ordering::Relaxed);
     }
 }
 
 impl Drop for Definition {
     fn drop(&mut self) {
-        if self.left {
+        if *self.left.get_mut() {
             return;
         }
         for _ in 0..ATTEMPTS {

@@ -18,7 +18,7 @@ use crate::capture::error::ProbeError;
 use crate::capture::source::{Count, Guard, Probe as Placed, Prober};
 use crate::engine::layout::Layout;
 use crate::engine::probes::{Prog, Role};
-use crate::host::tracefs::{Definition, Tracefs};
+use crate::host::tracefs::{self, Definition, Tracefs};
 
 /// One probe's hits on one CPU.
 #[derive(Debug, Default, Clone, Copy)]
@@ -60,15 +60,19 @@ struct AttachedProbe {
     events: Vec<OwnedFd>,
     counted: Arc<[AtomicU64]>,
     /// Removed only after the events are closed.
-    _definition: Arc<Definition>,
+    definition: Arc<Definition>,
 }
 
 impl Drop for AttachedProbe {
     fn drop(&mut self) {
         // On every CPU first, so that none keeps counting while others are read.
         self.events.iter().for_each(|e| drop(event::disable(e)));
-        for (e, counted) in self.events.drain(..).zip(self.counted.iter()) {
-            counted.fetch_add(event::count(&e).unwrap_or(0), Ordering::Relaxed);
+        for (e, counted) in self.events.iter().zip(self.counted.iter()) {
+            counted.fetch_add(event::count(e).unwrap_or(0), Ordering::Relaxed);
+        }
+        // The kernel waits for all CPUs when it closes the last one.
+        if tracefs::close(&mut self.events) {
+            self.definition.leave();
         }
     }
 }
@@ -159,7 +163,7 @@ impl Probes {
         let mut attached = AttachedProbe {
             events: Vec::with_capacity(self.leaders.len()),
             counted: probe.counted.clone(),
-            _definition: probe.definition.clone(),
+            definition: probe.definition.clone(),
         };
         for (cpu, leader) in &self.leaders {
             let e = event::tracepoint(id, *cpu, urgent, self.own).map_err(event::failed)?;

@@ -12,6 +12,7 @@ use crate::capture::event::{FLAG_CUT, Head, OffCpuEvent, STATE_NEW};
 use crate::capture::sched;
 use crate::capture::skel::types::{ev_answer, ev_kind, ev_phase};
 use crate::host::diagnose::KernelError;
+use crate::host::tracefs;
 use crate::host::tracepoint::{self, field_offset};
 use crate::host::usage;
 
@@ -325,7 +326,10 @@ impl PerfSched {
         self.left = usage::now();
         for (events, made) in self.events.iter_mut().zip(&mut self.made) {
             events.iter().for_each(|e| drop(event::disable(e)));
-            *made += events.drain(..).map(|e| event::count(&e).unwrap_or(0)).sum::<u64>();
+            *made += events.iter().map(|e| event::count(e).unwrap_or(0)).sum::<u64>();
+            // What is left is slow to drop.
+            let _ = tracefs::close(events);
+            events.clear();
         }
     }
 
