@@ -26,7 +26,7 @@ say = @t=$$(( $$(date +%s) - $(START) )); printf '\n== %d:%02d  %s\n' $$((t / 60
 .NOTPARALLEL:
 .PHONY: layers check help setup setup-build setup-demo setup-dist setup-deb build dist demo demo-llama test test-all test-change \
     lint rebuild-check rustdoc fixtures engines driver unit test-service deb test-dist dist-check test-arm images guests-short \
-    test-arm64 asan live devices server browser spark kill no-agent flaky proptest setup-fuzz fuzz fuzz-quick kill-points faults clean
+    guests boards test-arm64 asan live devices server browser spark kill no-agent flaky proptest setup-fuzz fuzz fuzz-quick kill-points faults clean
 
 ##@ Use
 help: ## list the targets
@@ -165,15 +165,31 @@ images: | setup ## download or build the kernels for test-arm64 into the cache (
 	    [ "$${PROFINFER_REQUIRE:-}" != 1 ] && [ "$${CI:-}" != true ]; }
 
 # Not the static files, whose link-time optimization takes minutes: `make test-arm64` has those.
-guests-short: | setup ## record and doctor on one old and one new arm64 kernel in QEMU
-	@$(MAKE) --no-print-directory images IMAGES="busybox 5.10 7.2"
+ARM64 := target/aarch64-unknown-linux-musl/debug
+define build-arm64
 	$(call say,programs for arm64)
 	CARGO_PROFILE_DEV_DEBUG=0 CARGO_PROFILE_DEV_STRIP=true cross/cargo.sh aarch64-unknown-linux-musl build --locked \
 	    --no-default-features --features board --bins
-	$(call say,two arm64 kernels)
-	python3 tests/kernels/matrix.py --short --binaries target/aarch64-unknown-linux-musl/debug
+endef
 
-test-arm64: images ## test both programs on real arm64 kernels in QEMU, 5.10 to 7.2: one row per kernel
+guests-short: | setup ## record and doctor on one old and one new arm64 kernel in QEMU
+	@$(MAKE) --no-print-directory images IMAGES="busybox 5.10 7.2"
+	$(build-arm64)
+	$(call say,two arm64 kernels)
+	python3 tests/kernels/matrix.py --short --binaries $(ARM64)
+
+guests: images ## probes and events on arm64 kernels in QEMU, 5.10 to 7.2
+	$(build-arm64)
+	ARCH=aarch64 tests/fixtures/build.sh target/tests/arm64/fixtures
+	$(call say,arm64 kernels)
+	python3 tests/kernels/matrix.py --not-boards --binaries $(ARM64)
+
+boards: images ## services, devices, clusters and tuning on arm64 kernels in QEMU
+	$(build-arm64)
+	$(call say,boards)
+	python3 tests/kernels/matrix.py --boards --binaries $(ARM64)
+
+test-arm64: images ## guests and boards with the static files: both programs on real arm64 kernels in QEMU, 5.10 to 7.2
 	@$(MAKE) --no-print-directory dist TARGETS=aarch64-unknown-linux-musl
 	ARCH=aarch64 tests/fixtures/build.sh target/tests/arm64/fixtures
 	$(call say,arm64 kernels)

@@ -8,6 +8,7 @@ A check is one file in checks/ (and one in controls/ is a check that must fail).
     BOOT = {"mode": "det"}      fields of boot.Guest (cross/qemu/boot.py): mode cpus clusters memory limit modules
                                 append env cpu
     FILES = {"/models/a": path} guest path: local file, relative to the repository; TREES = ["llama"]: directories of the cache
+    BOARDS = True               services, devices, clusters, tuning: what a board needs around a recorder
     SECONDS = 30                approximate duration; the longest start first
     SCRIPT = "..."              run by the guest's shell in /out; profinfer and ggml-runner are in its PATH;
                                 `within 30 CONDITION` waits for at most 30 s times QEMU_SLOW
@@ -43,8 +44,9 @@ SHORT = ({"record", "doctor"}, {OLDEST, NEWEST})
 # If set, a check that cannot run is a failure.
 REQUIRED = os.environ.get("CI") == "true" or os.environ.get("PROFINFER_REQUIRE") == "1"
 BINARIES = ROOT / "dist" / "aarch64-unknown-linux-musl"
-# A whole number that all patience is multiplied by: an emulated processor on a busy machine is slow.
-SLOW = int(os.environ.get("QEMU_SLOW") or 1)
+# A whole number that all patience is multiplied by: an emulated processor on a busy machine is slow. What ends in time
+# takes no longer for it.
+SLOW = int(os.environ.get("QEMU_SLOW") or 3)
 WITHIN = """
 within() { # seconds, condition
     for _ in $(seq $(($1 * 5 * QEMU_SLOW))); do
@@ -159,6 +161,7 @@ class Check:
         self.kernels = self.option("KERNELS", OLDEST).split()
         self.all_kernels = [*self.kernels, *self.option("ALSO", "").split()]
         self.seconds = self.option("SECONDS", 5)
+        self.boards = self.option("BOARDS", False)
         # Controls: expected failure message.
         self.must_say = self.option("MUST_SAY", None)
 

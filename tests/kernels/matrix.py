@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 """Real arm64 kernels, each booted in QEMU with our two programs: one row per kernel, followed by the failures.
 
-usage: matrix.py [-j JOBS] [-k KERNEL,... | --all-kernels | --short] [--binaries DIR] [CHECK...]
+usage: matrix.py [-j JOBS] [-k KERNEL,... | --all-kernels | --short] [--boards | --not-boards] [--binaries DIR] [CHECK...]
 
 The checks are the files of checks/; bed.py describes how to add one. The controls are checks that must fail,
 each in a specific way: if one passes, the matrix is not reliable. A check runs on the oldest kernel, and on the newest
-if the kernel decides its result; before a release, --all-kernels adds those between. QEMU_SLOW=3 in the environment
-allows three times the time. The files of every run are kept in target/tests/kernels.
+if the kernel decides its result; before a release, --all-kernels adds those between. QEMU_SLOW=6 in the environment
+allows twice the time. The files of every run are kept in target/tests/kernels.
 Exit code: 0 success, 1 something failed, 2 it could not run.
 """
 
@@ -31,6 +31,9 @@ def arguments():
     which.add_argument("-k", "--kernels", default="", help="only these, separated by commas")
     which.add_argument("--all-kernels", action="store_true", help="each check on every kernel that it knows")
     which.add_argument("--short", action="store_true", help=" and ".join(sorted(bed.SHORT[0])) + " on the oldest and the newest")
+    boards = parser.add_mutually_exclusive_group()
+    boards.add_argument("--boards", action="store_true", help="only checks of what a board needs around a recorder")
+    boards.add_argument("--not-boards", action="store_true", help="only the others, and the controls")
     parser.add_argument("--binaries", type=Path, default=bed.BINARIES, help="directory of the two programs (dist/...)")
     parser.add_argument("checks", nargs="*", help="only these checks; 'controls' selects the controls")
     return parser.parse_args()
@@ -48,6 +51,8 @@ def chosen(args):
     wanted = [check for check in every if not args.checks or check.name in args.checks]
     if not args.checks or "controls" in args.checks:
         wanted += controls
+    if args.boards or args.not_boards:
+        wanted = [check for check in wanted if check.boards == args.boards]
     if args.short:
         wanted = [check for check in every if check.name in bed.SHORT[0]]
     named = {name for name in args.kernels.split(",") if name} or (bed.SHORT[1] if args.short else None)

@@ -5,6 +5,7 @@ import re
 
 KERNELS = "5.10 7.2"
 BOOT = {"clusters": "2x446@600,1800*100:arm,cortex-a55 2x1024@900,2900*400:arm,cortex-a76", "modules": ["cpufreq_dt"]}
+BOARDS = True
 SECONDS = 10
 SCRIPT = """
 ggml-runner synth tiny /tmp/m.gguf --type q4_0 >/dev/null

@@ -6,6 +6,7 @@ import json
 
 BOOT = {"limit": 300, "memory": 2048}
 TREES = ["llama"]
+BOARDS = True
 SECONDS = 110
 COMMON = """
 trap 'cat /var/log/profinfer.log >log.txt 2>/dev/null || true' EXIT

@@ -12,52 +12,61 @@ KERNELS = "5.10 7.2"
 ALSO = "6.1 6.12"
 # In parallel: a probe must not be removed while another CPU hits it.
 BOOT = {"mode": "par", "cpus": 2, "limit": 900}
-SECONDS = 400
-WAYS = ["pid", "time", "same", "kill"]
+SECONDS = 200
+# The others beside the first recorder, and how each must end.
+REFUSED = {"pid": "--pid=host", "time": "time namespace", "same": None}
+FIRST = ["beside", "kill"]
 SCRIPT = """
 events=/sys/kernel/tracing/uprobe_events
 ggml-runner synth tiny /tmp/m.gguf --type q4_0 >/dev/null
 step() { echo "$(cut -d. -f1 /proc/uptime) s: $*" >&2; }
 guards() { grep -ls profinfer-guard /proc/[0-9]*/comm | cut -d/ -f3; }
-other() { # what precedes a second recorder
+other() { # its name, and what precedes a second recorder
+    way=$1
+    shift
     "$@" profinfer record --force -o /tmp/b.pfi -- ggml-runner run -m /tmp/m.gguf -p 4 -n 4 -t 1 --no-roofline \\
         >b-$way.txt 2>&1 && echo 0 >code-$way.txt || echo $? >code-$way.txt
 }
-for way in pid time same kill; do
-    step $way
+for first in beside kill; do
+    step $first
     ggml-runner run -m /tmp/m.gguf -p 4 -n 20000 -t 1 --no-roofline >/dev/null 2>&1 &
     engine=$!
     # Its perf events are definitions, also where BPF programs need none.
-    [ $way != kill ] || { profinfer record --force --source perf -o /tmp/perf.pfi -p $engine 2>perf.txt & perf=$!; }
+    [ $first != kill ] || { profinfer record --force --source perf -o /tmp/perf.pfi -p $engine 2>perf.txt & perf=$!; }
     within 30 'grep -q ggml-runner /proc/$engine/maps'
     # Emulation translates what runs anew for each probe.
     kill -STOP $engine
-    profinfer record --force --duration 200s -o /tmp/a.pfi -p $engine >a-$way.txt 2>&1 &
-    first=$!
-    within 60 'grep -q ready: a-$way.txt'
+    profinfer record --force --duration 400s -o /tmp/a.pfi -p $engine >a-$first.txt 2>&1 &
+    recorder=$!
+    within 60 'grep -q ready: a-$first.txt'
     kill -CONT $engine
     step ready
-    case $way in
-    pid) other unshare -p -f --mount-proc=/proc; unshare -p -f --mount-proc=/proc profinfer doctor --no-probe >doctor.txt || true ;;
-    time) other /job/time_namespace 1000 ;;
-    same) other env ;;
-    kill) within 60 'grep -q ready: perf.txt'; kill -9 $(guards) $perf ;;
+    case $first in
+    beside)
+        other pid unshare -p -f --mount-proc=/proc
+        unshare -p -f --mount-proc=/proc profinfer doctor --no-probe >doctor.txt || true
+        other time /job/time_namespace 1000
+        other same env
+        ;;
+    kill)
+        within 60 'grep -q ready: perf.txt'
+        kill -9 $(guards) $perf
+        ;;
     esac
     step beside
     # The engine goes on through all that is still probed.
     size=$(stat -c %s /tmp/a.pfi)
     within 60 '[ $(stat -c %s /tmp/a.pfi) -gt $((size + 4000)) ]'
-    kill -INT $first
-    wait $first || true
+    kill -INT $recorder
+    wait $recorder || true
     step ended
-    profinfer report --json /tmp/a.pfi >a-$way.json
-    ! kill $engine || echo $way >>alive.txt
+    profinfer report --json /tmp/a.pfi >a-$first.json
+    ! kill $engine || echo $first >>alive.txt
 done
 within 60 '[ -z "$(guards)" ]'
 profinfer doctor --no-probe >killed.txt || true
 cp $events between.txt
-way=after
-other env
+other after env
 within 60 '! grep -q profinfer_ $events'
 cat $events >left.txt
 cat /proc/sys/kernel/tainted >tainted.txt
@@ -75,17 +84,15 @@ def prepare(guest):
 
 
 def judge(run, book):
-    book.expect(run.text("alive.txt").split() == WAYS, f"the engine lived through {run.text('alive.txt').split()}")
+    book.expect(run.text("alive.txt").split() == FIRST, f"the engine lived through {run.text('alive.txt').split()}")
     book.expect(int(run.text("tainted.txt")) & 1 << 7 == 0, "the kernel had an oops")
     for word in ["Oops", "handler_chain", "list_add", "WARNING:"]:
         book.expect(word not in run.text("kernel.txt"), f"the kernel said {word}")
-    for way in WAYS:
-        for kind in run.json(f"a-{way}.json")["quality"]["events"]:
-            book.expect(kind["closes"], f"beside {way}: {kind}")
-        if way == "kill":
-            continue
+    for first in FIRST:
+        for kind in run.json(f"a-{first}.json")["quality"]["events"]:
+            book.expect(kind["closes"], f"{first}: {kind}")
+    for way, refused in REFUSED.items():
         said, code = run.text(f"b-{way}.txt"), int(run.text(f"code-{way}.txt"))
-        refused = {"pid": "--pid=host", "time": "time namespace"}.get(way)
         if refused:
             book.expect(code == 1 and refused in said and "ready:" not in said, f"{way}: {code}: {said}")
         else:

@@ -5,7 +5,8 @@ import json
 
 ALSO = "7.2"
 BOOT = {"clusters": "2x446@600,1800:arm,cortex-a55 2x1024@900,2900:arm,cortex-a76", "modules": ["cpufreq_dt"], "limit": 300}
-SECONDS = 60
+BOARDS = True
+SECONDS = 300
 SCRIPT = r"""
 mode=/sys/kernel/mm/transparent_hugepage/enabled
 masks() { grep -h Cpus_allowed_list /proc/$engine/task/*/status | cut -f 2 | sort -u | tr '\n' ' '; }
@@ -38,10 +39,11 @@ quick="--phase decode --rounds 0 --prompt 4 --no-energy --no-keep --foreign-load
 cat $mode >before.txt
 # A CPU of each cluster: few choices.
 profinfer tune --json $quick --cpus 1,2 --time 2min --tokens 16 --knobs none -- /tmp/bin/ggml-runner run -m /tmp/m.gguf -t 1 --no-warmup >tune.json
-pages="$quick --cpus 2 --time 2min --tokens 16 --knobs huge-pages"
+# It is ended from here: emulated, a run takes 20 s.
+pages="$quick --cpus 2 --time 30min --tokens 16 --knobs huge-pages"
 profinfer tune $pages -- /tmp/bin/llama-bench >/dev/null 2>&1 &
 tune=$!
-within 60 '[ $(sort -u modes.txt 2>/dev/null | wc -l) -gt 1 ]'
+within 120 '[ $(sort -u modes.txt 2>/dev/null | wc -l) -gt 1 ]'
 kill -TERM $tune
 wait $tune || true
 cat $mode >after.txt

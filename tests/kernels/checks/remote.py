@@ -16,6 +16,7 @@ from bed import ROOT, SLOW
 # The engine must not keep the ssh server from its CPU.
 BOOT = {"limit": 240, "mode": "par"}
 TREES = ["dropbear"]
+BOARDS = True
 SECONDS = 55
 PROMPT, TOKENS = 8, 8
 MODEL = "/tmp/m.gguf"

@@ -15,6 +15,7 @@ FILES = {
     "/etc/systemd/system/job.service": f"{HERE}/job.service",
     **{f"/etc/{name}": f"{HERE}/{name}" for name in ["passwd", "group", "machine-id", "os-release"]},
 }
+BOARDS = True
 SECONDS = 80
 SCRIPT = """
 trap 'journalctl -q --no-pager -o cat -u profinfer >journal.txt' EXIT

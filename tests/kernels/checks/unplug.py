@@ -3,6 +3,7 @@ it."""
 
 ALSO = "7.2"
 BOOT = {"mode": "par", "limit": 120}
+BOARDS = True
 SECONDS = 15
 SCRIPT = r"""
 cpu=/sys/devices/system/cpu/cpu1/online
