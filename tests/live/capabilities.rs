@@ -52,15 +52,41 @@ fn stranger(fixture: &Path, home: &Path) -> Target {
 }
 
 fn record(caps: &[String], target: &Target, more: &[&str]) -> Run {
+    recorded(with(caps), target, more)
+}
+
+fn recorded(profinfer: Command, target: &Target, more: &[&str]) -> Run {
     let pid = target.pid().to_string();
     let args: Vec<&str> = ["--tokens", "5", "-p", &pid].iter().chain(more).copied().collect();
-    Recorder::start_as(with(caps), &args).finish()
+    Recorder::start_as(profinfer, &args).finish()
 }
 
 /// It must fail with this message.
 fn refused(run: &Run, why: &str) {
     assert!(!run.status.success(), "recorded all the same: {}", run.stderr);
     assert!(run.stderr.contains(why), "{why:?} in {}", run.stderr);
+}
+
+/// The kernel counts what perf events lock for all processes of a user: with two other recordings there may be nothing
+/// left for buffers as large as asked for.
+#[test]
+fn buffers_are_as_large_as_may_be_locked() {
+    let _turn = live!();
+    if Command::new("prlimit").arg("--version").output().is_err() {
+        skip!("no prlimit: scripts/setup.sh installs it (util-linux)");
+    }
+    let Some(fixture) = common::fixture_dir("modern") else { skip!("the fixture could not be built here") };
+    let home = tempfile::tempdir().expect("a directory");
+    let target = stranger(&fixture, home.path());
+    let (unlimited, mut limited) = (with(&of_unit()), Command::new("prlimit"));
+    limited.arg("--memlock=1048576").arg(unlimited.get_program()).args(unlimited.get_args());
+    let run = recorded(limited, &target, &["--source", "perf"]);
+    assert!(
+        run.stderr.contains("KiB per CPU instead of") && run.stderr.contains("RLIMIT_MEMLOCK"),
+        "{}",
+        run.stderr
+    );
+    run.seen().books_close();
 }
 
 #[test]

@@ -12,6 +12,7 @@ mod sched;
 mod snapshot;
 
 use std::cell::RefCell;
+use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 use std::rc::Rc;
 use std::time::Duration;
@@ -61,6 +62,8 @@ struct PerfState {
     follows_until: u64,
 }
 
+/// The smallest ring that is tried where larger ones are refused, bytes.
+const LEAST_RING: u32 = 128 << 10;
 /// Bytes before a record's own data while it passes through [`SortQueue`]: time; tgid, tid, which probe, ring, length, 0.
 const HEAD: usize = 32;
 /// Not probe numbers: a thread started (followed by its parent's process id) or ended.
@@ -94,9 +97,7 @@ impl Perf {
         event::allow_files();
         let tracefs = Tracefs::open().map_err(|e| RecordError::Events(e.into()))?;
         let cpus = event::online();
-        let ring = |&cpu: &u32| Ring::open(cpu, self.options.buffer());
-        let rings = cpus.iter().map(ring).collect::<Result<Vec<_>, _>>();
-        let rings = rings.map_err(|e| RecordError::Ring(event::failed(e)))?;
+        let rings = self.rings(&cpus).map_err(|e| RecordError::Ring(event::failed(e)))?;
         let leaders = rings.iter().map(|r| r.as_fd().try_clone_to_owned()).collect::<Result<Vec<_>, _>>();
         let leaders = leaders.map_err(|e| RecordError::Ring(event::failed(e)))?;
         let lost = vec![0; cpus.len()];
@@ -114,6 +115,29 @@ impl Perf {
             lost,
             follows_until: u64::MAX,
         })
+    }
+
+    /// A ring per CPU. The kernel limits the memory that it locks for a user without CAP_IPC_LOCK, in all processes
+    /// (`perf_mmap` of kernel/events/core.c): smaller ones are better than none, and said.
+    fn rings(&mut self, cpus: &[u32]) -> io::Result<Vec<Ring>> {
+        let wanted = self.options.buffer();
+        let mut bytes = wanted;
+        loop {
+            match cpus.iter().map(|&cpu| Ring::open(cpu, bytes)).collect() {
+                Err(e) if e.raw_os_error() == Some(libc::EPERM) && bytes > LEAST_RING => bytes /= 2,
+                rings => {
+                    if bytes < wanted && rings.is_ok() {
+                        self.news.push(format!(
+                            "event buffers of {} KiB per CPU instead of {} KiB: the kernel locks no more memory for \
+                            this user (RLIMIT_MEMLOCK, kernel.perf_event_mlock_kb, other recordings)",
+                            bytes >> 10,
+                            wanted >> 10
+                        ));
+                    }
+                    return rings;
+                }
+            }
+        }
     }
 
     fn watch_scheduler(&mut self, rings: &[Ring], cpus: &[u32]) {
