@@ -22,7 +22,7 @@ PARTS = [
     Part("service", "test-service", "files, installation and metrics of the service"),
     Part("live", "live", "recordings of live engines, and the service"),
     Part("guests-short", "guests-short", "record and doctor on one old and one new arm64 kernel"),
-    Part("guests", "guests", "probes and events on arm64 kernels", 1, 14),
+    Part("guests", "guests", "probes and events on arm64 kernels", 1, 16),
     Part("arm", "test-arm", "kernels and ggml-runner on emulated AArch64 processors", 2, 7),
     Part("dist", "test-dist", "static files", 3, 8),
     Part("boards", "boards", "services, devices, clusters and tuning on arm64 kernels", 3, 12),
