@@ -25,7 +25,7 @@ PARTS = [
     Part("guests", "guests", "probes and events on arm64 kernels", 1, 16),
     Part("arm", "test-arm", "kernels and ggml-runner on emulated AArch64 processors", 2, 7),
     Part("dist", "test-dist", "static files", 3, 8),
-    Part("boards", "boards", "services, devices, clusters and tuning on arm64 kernels", 3, 12),
+    Part("boards", "boards", "services, devices, clusters and tuning on arm64 kernels", 3, 16),
     Part("no-agent", "no-agent", "build and tests without the recorder", 3, 2),
     Part("rustdoc", "rustdoc", "links and code of the documentation comments", 3, 1),
     Part("devices", "devices", "layers and backends of devices in software", 4, 6),
