@@ -22,6 +22,7 @@ for i in $(seq 200); do (ggml-runner --version >/dev/null 2>&1) || true; done &
 within 60 '[ $(($(cat /proc/sys/kernel/tainted) >> 7 & 1)) = 1 ]'
 # Waits, for ever, for what died in the hit, and has the lock of the list.
 (echo 0 >events/g/e/enable) &
+within 60 'grep -q "^State:.D" /proc/$!/status'
 cd /out
 cat /proc/sys/kernel/tainted >tainted.txt
 : >/tmp/m.gguf

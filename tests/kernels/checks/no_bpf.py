@@ -10,7 +10,8 @@ profinfer selftest --json >selftest.json || [ $? = 1 ]
 ggml-runner synth tiny /tmp/m.gguf --type q4_0 >/dev/null
 profinfer record -o /tmp/run.pfi -- llama-bench -m /tmp/m.gguf -t 2 -p 8 -n 4 -r 1 >/dev/null
 profinfer report --json /tmp/run.pfi >report.json
-cat /sys/kernel/tracing/uprobe_events >left.txt
+# A recorder ends before its probes are removed: its guard does that.
+within 60 '! grep -q profinfer_ /sys/kernel/tracing/uprobe_events'
 """
 
 
@@ -36,4 +37,3 @@ def judge(run, book):
     book.expect(hits["seen"] == hits["expected"], f"{hits['seen']} hits seen of {hits['expected']} in the graphs read in time")
     if hits["checked_graphs"] < hits["graphs"]:
         book.degraded["demand"] = f"unknown for {hits['graphs'] - hits['checked_graphs']} of {hits['graphs']} graphs"
-    book.expect("profinfer_" not in run.text("left.txt"), "probe events remain defined")
