@@ -35,10 +35,8 @@ enum ev_counter btf_counter;
 #define NODES_MAX 8192
 #define FNV 0x100000001b3ULL
 
-/*
- * Set once between open and load (src/capture/object.rs), so that the verifier drops disabled code.
- */
-const volatile struct ops_constants {
+/* What is captured, and the engine's layout. */
+struct ops_constants {
 	__u32 engine;
 	__u32 pbuf;    /* 1: perf buffer, 0: ring buffer */
 	__u32 str;     /* 1: send structure on change; 2: at every hit (published method, to compare) */
@@ -61,7 +59,21 @@ const volatile struct ops_constants {
 	__u32 op_experts; /* number of MUL_MAT_ID, 0: experts are not recorded */
 	__u32 type_i32, data_off;
 	__u32 n_pmc, pmc_switches, pmc_migrations; /* see pmc.h */
-} k = {};
+};
+
+#ifdef __bpf__
+/*
+ * Set once between open and load (src/capture/object.rs), so that the verifier drops disabled code.
+ */
+const volatile struct ops_constants k = {};
+
+/* Bounds that clang knows, and the verifier does not. */
+#define MASK(x, bits) asm volatile("%0 &= %1" : "+r"(x) : "i"(bits))
+#else
+/* In the engine's own process (crates/inside): those of the engine whose function was called. */
+#define k (*inside_constants)
+#define MASK(x, bits) ((x) &= (bits))
+#endif
 
 #include "send.h"
 #include "pmc.h"

@@ -52,11 +52,11 @@ __attribute__((noinline)) int experts_rows(__u32 tid)
 	bytes = 4 * s->x.used;
 	from = s->x.data + s->row * s->x.first;
 	/* clang knows these bounds, the verifier does not: x is not last in the scratch. */
-	asm volatile("%0 &= %1" : "+r"(bytes) : "i"(8 * EXPERTS_CHUNK - 1));
+	MASK(bytes, 8 * EXPERTS_CHUNK - 1);
 	for (__u32 i = 0; i < EXPERTS_CHUNK; i++) {
 		if (s->x.first + i >= s->x.tokens || at + bytes > sizeof(s->x.id))
 			break;
-		asm volatile("%0 &= %1" : "+r"(at) : "i"(4 * EXPERTS_CHUNK - 1));
+		MASK(at, 4 * EXPERTS_CHUNK - 1);
 		if (!get((__u8 *)s->x.id + at, bytes, from))
 			break;
 		at += bytes;

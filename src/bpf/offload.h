@@ -78,7 +78,7 @@ __attribute__((noinline)) int walk_step(__u32 tid)
 	if (found & IS_NEW) {
 		n = w->e.n;
 		/* See describe_one. */
-		asm volatile("%0 &= %1" : "+r"(n) : "i"(TENSORS_CHUNK - 1));
+		MASK(n, TENSORS_CHUNK - 1);
 		w->e.tensor[n].addr = s->t.addr;
 		bpf_probe_read_kernel(w->e.tensor[n].raw, TENSOR_RAW, s->t.raw);
 		w->e.n = n + 1;

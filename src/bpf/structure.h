@@ -246,7 +246,7 @@ __attribute__((noinline)) int describe_one(__u32 tid, __u32 i, __u32 n)
 			 * clang knows that at < QUEUE and drops a mask written in C, but the
 			 * verifier needs it.
 			 */
-			asm volatile("%0 &= %1" : "+r"(at) : "i"(QUEUE - 1));
+			MASK(at, QUEUE - 1);
 			s->queue[at] = src;
 		}
 	}

@@ -5,6 +5,7 @@ use std::rc::Rc;
 use crate::capture::bpf::Bpf;
 use crate::capture::error::RecordError;
 use crate::capture::features;
+use crate::capture::inside::{self, Inside};
 use crate::capture::perf::{self, Perf};
 use crate::capture::pmc::follow::SharedCounters;
 use crate::capture::source::{BackendChoice, CaptureOptions, Sink, Source};
@@ -19,18 +20,44 @@ pub enum CaptureBackend {
     Bpf,
     /// With the reason why BPF is not used.
     Perf(String),
+    /// From inside the engine's process, with the reason why the kernel's probes are not used.
+    Inside(String),
 }
 
 impl CaptureBackend {
-    /// Chooses a backend. If bpf() is refused for a reason that perf events do not avoid, the result is `Bpf`, and
+    /// Chooses a backend for a recording that starts its target, or not. If bpf() is refused for a reason that perf events do not avoid, the result is `Bpf`, and
     /// loading the programs reports the error.
     ///
     /// # Errors
     /// The kernel's tracing does not answer, this is not the kernel's namespace, or the requested backend is not available.
-    pub fn choose(wish: BackendChoice) -> Result<CaptureBackend, RecordError> {
+    pub fn choose(wish: BackendChoice, starts: bool) -> Result<CaptureBackend, RecordError> {
+        if wish == BackendChoice::Inside {
+            if !starts {
+                return Err(RecordError::InsideRunning);
+            }
+            return Ok(CaptureBackend::Inside("as requested".into()));
+        }
+        let kernel = CaptureBackend::of_kernel(wish);
+        match &kernel {
+            // A kernel whose tracing has died is not touched, but nothing of it is needed either.
+            Err(e) if wish == BackendChoice::Auto && starts && Inside::offered().is_ok() => {
+                Ok(CaptureBackend::Inside(e.to_string()))
+            }
+            Ok(CaptureBackend::Bpf) if wish == BackendChoice::Auto && starts => match features::bpf() {
+                Err(errno) if Inside::offered().is_ok() => {
+                    Ok(CaptureBackend::Inside(diagnose::reason(Act::Map, errno, &privileges::read())))
+                }
+                _ => kernel,
+            },
+            _ => kernel,
+        }
+    }
+
+    fn of_kernel(wish: BackendChoice) -> Result<CaptureBackend, RecordError> {
         tracing::answers()?;
         namespaces::are_initial()?;
         match wish {
+            BackendChoice::Inside => Ok(CaptureBackend::Inside("as requested".into())),
             BackendChoice::Bpf => Ok(CaptureBackend::Bpf),
             BackendChoice::Perf => {
                 Perf::offered().map_err(RecordError::Events)?;
@@ -58,6 +85,7 @@ impl CaptureBackend {
         match self {
             CaptureBackend::Bpf => Box::new(Bpf::new(options, btf, counters, sink)),
             CaptureBackend::Perf(_) => Box::new(Perf::new(options, sink)),
+            CaptureBackend::Inside(_) => Box::new(Inside::new(options, sink)),
         }
     }
 
@@ -67,6 +95,7 @@ impl CaptureBackend {
             (CaptureBackend::Bpf, false) => (record::SourceKind::Bpf, TransportKind::Ring),
             (CaptureBackend::Bpf, true) => (record::SourceKind::Bpf, TransportKind::Perf),
             (CaptureBackend::Perf(_), _) => (record::SourceKind::Perf, TransportKind::Perf),
+            (CaptureBackend::Inside(_), _) => (record::SourceKind::Inside, TransportKind::Ring),
         }
     }
 
@@ -76,6 +105,9 @@ impl CaptureBackend {
             CaptureBackend::Bpf => None,
             CaptureBackend::Perf(why) => {
                 Some(format!("recorded by perf events, without BPF ({why}): {}", perf::LACKS))
+            }
+            CaptureBackend::Inside(why) => {
+                Some(format!("recorded from inside the engine's process ({why}): {}", inside::LACKS))
             }
         }
     }

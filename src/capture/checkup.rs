@@ -12,6 +12,7 @@ use crate::capture::error::ProbeError;
 use crate::capture::features;
 use crate::capture::multi;
 use crate::capture::object::LoadedObject;
+use crate::capture::inside::{self, Inside};
 use crate::capture::perf::{self, Perf};
 use crate::capture::pmc::{self, Counters};
 use crate::capture::process;
@@ -118,6 +119,9 @@ pub fn checkup(ask: &Ask<'_>) -> Checkup {
     let perf = Perf::offered();
     let backend = match features::bpf() {
         Err(errno) if perf.is_ok() => CaptureBackend::Perf(diagnose::short_reason(Act::Map, errno, &rights)),
+        Err(errno) if Inside::offered().is_ok() => {
+            CaptureBackend::Inside(diagnose::short_reason(Act::Map, errno, &rights))
+        }
         _ => CaptureBackend::Bpf,
     };
     let mut checks = rights.checks();
@@ -132,6 +136,10 @@ pub fn checkup(ask: &Ask<'_>) -> Checkup {
         CaptureBackend::Perf(_) => {
             checks.iter_mut().chain(&mut kernel).for_each(not_needed);
             events(&backend, ask)
+        }
+        CaptureBackend::Inside(_) => {
+            checks.iter_mut().chain(&mut kernel).for_each(not_needed_inside);
+            (Vec::new(), None)
         }
     };
     let op_site = target.as_ref().and_then(|t| t.engines.first()).and_then(|e| e.op_site);
@@ -148,8 +156,12 @@ pub fn checkup(ask: &Ask<'_>) -> Checkup {
         programs,
         hit: cost.map(|c| hit(&c, op_site)),
         target,
-        source: if backend == CaptureBackend::Bpf { "bpf" } else { "perf" },
-        lacks: if backend == CaptureBackend::Bpf { "" } else { perf::LACKS },
+        source: backend.told(false).0.name(),
+        lacks: match backend {
+            CaptureBackend::Bpf => "",
+            CaptureBackend::Perf(_) => perf::LACKS,
+            CaptureBackend::Inside(_) => inside::LACKS,
+        },
         fit: false,
         reason: String::new(),
         fits_on: None,
@@ -157,6 +169,7 @@ pub fn checkup(ask: &Ask<'_>) -> Checkup {
     let lacking = match backend {
         CaptureBackend::Bpf => rights.lacking(),
         CaptureBackend::Perf(_) => rights.lacking_of(&[Cap::Perfmon]),
+        CaptureBackend::Inside(_) => Vec::new(),
     };
     all.fits_on = all.target.as_ref().and_then(fits_elsewhere);
     match all.obstacle(&lacking) {
@@ -191,6 +204,13 @@ fn not_needed(check: &mut Check) {
         check.state = CheckResult::Optional;
         check.detail = format!("{}; perf events are used instead", check.detail);
         check.mend.clear();
+    }
+}
+
+fn not_needed_inside(check: &mut Check) {
+    if check.state == CheckResult::Missing {
+        check.state = CheckResult::Optional;
+        check.detail = format!("{}; a started command is recorded from inside instead", check.detail);
     }
 }
 

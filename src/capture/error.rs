@@ -4,6 +4,7 @@ use crate::host::sensors::SensorError;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use crate::capture::inside::{DoorError, NoRoom};
 use crate::engine::discover::DiscoverError;
 use crate::host::diagnose::KernelError;
 use crate::host::namespaces::ForeignNamespace;
@@ -67,6 +68,10 @@ pub enum RecordError {
     Ring(#[source] KernelError),
     #[error("cannot write the ring to a file: {source}; the ring is kept")]
     Dump { source: io::Error },
+    #[error("from inside the engine's process: {0}")]
+    Inside(#[source] DoorError),
+    #[error("a running process cannot be recorded from inside: start it as 'profinfer record -- COMMAND', or allow BPF")]
+    InsideRunning,
     #[error("sensors: {0}")]
     Sensors(#[from] SensorError),
     #[error(transparent)]
@@ -100,6 +105,10 @@ pub enum ProbeError {
     NoField,
     #[error("the event ID has more than 16 bits")]
     EventId,
+    #[error(transparent)]
+    NoRoom(NoRoom),
+    #[error("another program is there already")]
+    Taken,
     #[error("no such probe")]
     NoProbe,
     #[error("its thread has ended")]

@@ -9,6 +9,7 @@ pub mod checkup;
 pub mod error;
 pub mod event;
 pub mod features;
+pub mod inside;
 mod multi;
 pub mod object;
 pub mod perf;

@@ -38,7 +38,8 @@ pub struct LoadedObject {
     skel: OpsSkel<'static>,
 }
 
-fn fill(k: &mut ops_constants, options: &CaptureOptions, reading: &Reading) {
+/// Sets what the programs need to know of a recording and an engine.
+pub fn fill(k: &mut ops_constants, options: &CaptureOptions, reading: &Reading) {
     let l = &reading.layout;
     k.engine = reading.engine.into();
     k.pbuf = options.pbuf.into();

@@ -9,6 +9,11 @@ unsafe extern "C" {
     fn uncompress(to: *mut u8, to_len: *mut c_ulong, from: *const u8, from_len: c_ulong) -> c_int;
 }
 
+/// Decompresses what a build script packed, `bytes` long. None: the executable is damaged.
+pub fn unpacked(packed: &[u8], bytes: usize) -> Option<Vec<u8>> {
+    unpack(packed, bytes).ok()
+}
+
 /// Decompresses the object packed by build.rs, `bytes` long.
 fn unpack(packed: &[u8], bytes: usize) -> libbpf_rs::Result<Vec<u8>> {
     let mut object = vec![0; bytes];

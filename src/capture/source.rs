@@ -3,6 +3,7 @@
 
 use crate::engine::probes::{Prog, Role};
 use std::cell::RefCell;
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -12,16 +13,19 @@ use crate::capture::error::{ProbeError, RecordError, SchedError};
 use crate::capture::event::{COUNTERS, KINDS};
 use crate::capture::structure::Reading;
 use crate::capture::transport;
+use crate::host::halt::Halt;
 use pfi::record::Availability;
 use serde::{Deserialize, Serialize};
 
 /// The requested backend.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum BackendChoice {
-    /// BPF programs, or perf events if this kernel has no bpf().
+    /// BPF programs, or perf events if this kernel has no bpf(), or from inside where neither is allowed.
     Auto,
     Bpf,
     Perf,
+    /// From inside the engine's process, without privilege.
+    Inside,
 }
 
 /// How much structure is sent.
@@ -91,6 +95,22 @@ pub type Guard = Box<dyn Send>;
 pub trait Source {
     /// Follows the recorded processes and their children, even if no engine is known yet. Done only once.
     fn start(&mut self) -> Result<(), RecordError>;
+
+    /// Variables that a command must be started with.
+    ///
+    /// # Errors
+    /// What they name cannot be made.
+    fn environment(&mut self) -> Result<Vec<(&'static str, OsString)>, RecordError> {
+        Ok(Vec::new())
+    }
+
+    /// The next process that waits until it is examined, if this source stops them by itself.
+    fn halted(&mut self) -> Option<Halt> {
+        None
+    }
+
+    /// Lets it go on, with its probes.
+    fn go_on(&mut self, _halt: Halt) {}
 
     /// Prepares the probes of one engine; also starts the source.
     fn engine(&mut self, reading: &Reading) -> Result<Box<dyn Prober>, RecordError>;
@@ -181,6 +201,9 @@ pub trait Probe: Send {
 pub trait Prober {
     /// Places a probe at an offset of a file. Err says what is missing.
     fn place(&self, prog: Prog, file: &Path, offset: u64) -> Result<Box<dyn Probe>, ProbeError>;
+
+    /// This probe may be placed later: a source that changes code only before it runs prepares it now.
+    fn reserve(&self, _prog: Prog, _file: &Path, _offset: u64) {}
 
     /// Whether this source can record what a role shows.
     fn takes(&self, _role: Role) -> bool {

@@ -235,6 +235,7 @@ fn run(args: &Args) -> anyhow::Result<ExitCode> {
         BackendChoice::Auto => "auto",
         BackendChoice::Bpf => "bpf",
         BackendChoice::Perf => "perf",
+        BackendChoice::Inside => "inside",
     };
     // `record` would use it.
     if let Some(set) =
@@ -378,6 +379,7 @@ fn one(
 fn recording(case: &SelftestCase, quality: RecordingQuality, loaded: &Loaded<'_>) -> Recording {
     let transport = match loaded.header.as_ref().map(|h| (h.source, h.transport)) {
         Some((SourceKind::Perf, _)) => "perf events",
+        Some((SourceKind::Inside, _)) => "from inside",
         Some((SourceKind::Bpf, TransportKind::Perf)) => "perf buffers",
         Some((SourceKind::Bpf, TransportKind::Ring)) => "ring buffer",
         None => "unknown",

@@ -30,7 +30,7 @@ use crate::capture::skel::types::ev_kind;
 use crate::capture::source::{CaptureOptions, GpuDetail, Source};
 use crate::capture::structure::{self, MAX_ENGINES, Reading};
 use crate::engine::discover::{self, DiscoverError, DiscoveredEngine};
-use crate::engine::probes::Role;
+use crate::engine::probes::{Role, Site};
 use crate::engine::sequences;
 use crate::host::diagnose;
 use crate::host::halt::Halts;
@@ -140,9 +140,15 @@ pub fn record(
     diagnose::capture_libbpf_log();
     let pids: &[u32] = if let Target::Pids(pids) = &target { pids } else { &[] };
     pids.iter().try_for_each(|p| target::alive(*p).then_some(()).ok_or(RecordError::NoProcess(*p)))?;
-    let backend = CaptureBackend::choose(options.source)?;
-    tracing::oops().into_iter().for_each(|oops| watch.tell(oops));
-    tracefs::sweep().iter().for_each(|swept| watch.tell(swept));
+    let backend = CaptureBackend::choose(options.source, matches!(target, Target::Command(_)))?;
+    let inside = matches!(backend, CaptureBackend::Inside(_));
+    if inside {
+        // A jump has its place, whatever an instruction costs the kernel.
+        options.site = Site::First;
+    } else {
+        tracing::oops().into_iter().for_each(|oops| watch.tell(oops));
+        tracefs::sweep().iter().for_each(|swept| watch.tell(swept));
+    }
     // Before any trial: trials use what a command must not inherit.
     let mut origin = machine::InheritedSettings::of_this_thread();
     if let Some(cpus) = &options.cpus {
@@ -167,8 +173,8 @@ pub fn record(
     let cfg = EncoderConfig { flush_ns, ..EncoderConfig::default() };
     let mut enc = Encoder::new(out, cfg, &header(&options, &backend, &machine::read(), hit_ns))?;
     // Perf events of the scheduler are of all threads of the machine: too many to be read by default.
-    options.capture.sched &= options.sched_requested || backend == CaptureBackend::Bpf;
-    if options.capture.experts && backend != CaptureBackend::Bpf {
+    options.capture.sched &= !inside && (options.sched_requested || backend == CaptureBackend::Bpf);
+    if options.capture.experts && matches!(backend, CaptureBackend::Perf(_)) {
         options.capture.experts = false;
         let why = "only BPF programs can read them, probe events cannot";
         enc.feature(&Feature { name: "experts", state: Availability::None, why })?;
@@ -322,7 +328,9 @@ impl Session {
             let place = match known {
                 Some(i) => {
                     let roles = roles(self.probed(), &self.options);
+                    let from = self.engines[i].engine.modules.len();
                     let added = self.engines[i].extend(engine.modules, &roles);
+                    self.reserve(&self.engines[i], from);
                     if let Some(pid) = of.filter(|&pid| added > 0 && self.engines[i].is_in(pid)) {
                         watch.engine(pid, &self.engines[i].probed_engine(true));
                     }
@@ -376,6 +384,7 @@ impl Session {
         for role in roles(self.probed(), &self.options) {
             attached.attach(role, 0);
         }
+        self.reserve(&attached, 0);
         // With nothing to probe yet, a module that is loaded later may bring the functions.
         if attached.attached == 0 && !attached.failures.is_empty() {
             self.drain.borrow_mut().drop_engine();
@@ -576,7 +585,7 @@ impl Session {
         self.drain.borrow_mut().end_at(stopped);
         self.source.leave_processes();
         // Samples of perf events are read later, and those still waiting belong to the recording.
-        if self.backend == CaptureBackend::Bpf {
+        if !matches!(self.backend, CaptureBackend::Perf(_)) {
             self.pids.keys().for_each(|&pid| self.source.drop_target(pid));
         }
         // Detaching may take seconds; a recorder that is killed meanwhile keeps everything up to the last event.

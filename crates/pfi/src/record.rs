@@ -316,6 +316,8 @@ pub enum SourceKind {
     Bpf,
     /// perf events that fetch arguments, for kernels without bpf().
     Perf,
+    /// A library in the engine's own process; since 1.10.
+    Inside,
 }
 
 impl SourceKind {
@@ -324,6 +326,7 @@ impl SourceKind {
         match self {
             SourceKind::Bpf => "bpf",
             SourceKind::Perf => "perf",
+            SourceKind::Inside => "inside",
         }
     }
 }

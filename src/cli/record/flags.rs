@@ -216,12 +216,17 @@ pub const SOURCE: Flag =
 
 impl Choice for BackendChoice {
     const ALL: &'static [(&'static str, &'static str, Self)] = &[
-        ("auto", "BPF, or perf events if the kernel has no bpf()", Self::Auto),
+        ("auto", "BPF, or perf events if the kernel has no bpf(), or inside where neither is allowed", Self::Auto),
         ("bpf", "BPF programs on uprobes", Self::Bpf),
         (
             "perf",
             "uprobe events through perf ring buffers: works without bpf(), at a higher cost for the recorder",
             Self::Perf,
+        ),
+        (
+            "inside",
+            "a library in the engine's own process: works without root, for a COMMAND that is started",
+            Self::Inside,
         ),
     ];
 }

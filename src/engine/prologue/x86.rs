@@ -20,6 +20,8 @@ const fn bit(reg: u8) -> u32 {
 struct InsnBytes<'a> {
     bytes: &'a [u8],
     at: usize,
+    /// Where the displacement of an operand is that is relative to the program counter.
+    rip: Option<usize>,
 }
 
 impl InsnBytes<'_> {
@@ -126,6 +128,7 @@ fn modrm(c: &mut InsnBytes, p: Prefix) -> Option<ModRm> {
         }
     } else if m & 7 == 5 && m >> 6 == 0 {
         absolute = true;
+        c.rip = Some(c.at);
     }
     out.disp = match m >> 6 {
         1 => c.i8()?,
@@ -139,7 +142,16 @@ fn modrm(c: &mut InsnBytes, p: Prefix) -> Option<ModRm> {
 
 /// Decodes one instruction; `None` for unknown forms.
 pub fn decode(bytes: &[u8]) -> Option<Insn> {
-    let mut c = InsnBytes { bytes, at: 0 };
+    decode_from(&mut InsnBytes { bytes, at: 0, rip: None })
+}
+
+/// Where the instruction at the start of these bytes has the 32 bits of an address that is relative to its end.
+pub fn rip_displacement(bytes: &[u8]) -> Option<usize> {
+    let mut c = InsnBytes { bytes, at: 0, rip: None };
+    decode_from(&mut c).and(c.rip)
+}
+
+fn decode_from(c: &mut InsnBytes) -> Option<Insn> {
     let mut p = Prefix::default();
     let op = loop {
         let b = c.u8()?;
@@ -162,9 +174,9 @@ pub fn decode(bytes: &[u8]) -> Option<Insn> {
         }
     };
     let (what, writes, name) = match op {
-        0x0f => two_byte(&mut c, p)?,
-        0xc4 | 0xc5 if c.at == 1 => return vex(bytes),
-        _ => one_byte(&mut c, p, op)?,
+        0x0f => two_byte(c, p)?,
+        0xc4 | 0xc5 if c.at == 1 => return vex(c, op),
+        _ => one_byte(c, p, op)?,
     };
     if c.at > 15 || matches!(op, 0x40..=0x4f) {
         return None;
@@ -429,9 +441,8 @@ fn two_byte(c: &mut InsnBytes, p: Prefix) -> Option<DecodedX86> {
 }
 
 /// The few VEX forms seen in prologues: moves from general registers, memory and vector registers to vector registers.
-fn vex(bytes: &[u8]) -> Option<Insn> {
-    let mut c = InsnBytes { bytes, at: 1 };
-    let (map, pp, rex) = if bytes.first() == Some(&0xc4) {
+fn vex(c: &mut InsnBytes, first: u8) -> Option<Insn> {
+    let (map, pp, rex) = if first == 0xc4 {
         let (a, b) = (c.u8()?, c.u8()?);
         (a & 31, b & 3, (!a >> 7 & 1) << 2 | (!a >> 6 & 1) << 1 | (!a >> 5 & 1))
     } else {
@@ -445,10 +456,10 @@ fn vex(bytes: &[u8]) -> Option<Insn> {
         | (1, _, 0x10 | 0x11)
         | (1, 0 | 1, 0x28 | 0x29 | 0x57)
         | (1, 1 | 2, 0x6f | 0x7f) => {
-            modrm(&mut c, p)?;
+            modrm(c, p)?;
         }
         (3, 1, 0x22) => {
-            modrm(&mut c, p)?;
+            modrm(c, p)?;
             c.u8()?;
         }
         _ => return None,
@@ -467,7 +478,7 @@ fn jcc_name(op: u8) -> &'static str {
 
 /// Distance of the direct jump that these bytes would be, from their start.
 pub fn jump_distance(bytes: &[u8]) -> Option<i64> {
-    let mut c = InsnBytes { bytes, at: 0 };
+    let mut c = InsnBytes { bytes, at: 0, rip: None };
     let distance = match c.u8()? {
         0x70..=0x7f | 0xe0..=0xe3 | 0xeb => c.i8()?,
         0xe9 => c.i32()?,

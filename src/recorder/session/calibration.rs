@@ -37,6 +37,7 @@ fn sched_cost(backend: &CaptureBackend, sched: bool) -> (Option<f64>, Option<Str
         (true, CaptureBackend::Perf(_)) => {
             (None, Some("scheduler perf events stay on at every level".into()))
         }
+        (true, CaptureBackend::Inside(_)) => (None, None),
         (true, CaptureBackend::Bpf) => match sched_cost::price(backend) {
             Ok(price) => (Some(price), None),
             Err(why) => (None, Some(format!("its overhead is unknown: {why}"))),
@@ -67,7 +68,7 @@ pub(super) fn prices(
 /// The same as for a recording.
 pub fn learn(options: &RecordOptions) -> Result<Calibration, RecordError> {
     diagnose::capture_libbpf_log();
-    let backend = CaptureBackend::choose(options.source)?;
+    let backend = CaptureBackend::choose(options.source, false)?;
     let counters = Counters::open(&options.counters, backend == CaptureBackend::Bpf)?;
     let shared = counters.as_ref().and_then(Counters::shared);
     let none = (None, None);

@@ -10,6 +10,7 @@ use rustix::event::{PollFd, PollFlags};
 
 use super::Session;
 use super::output::notice;
+use crate::capture::backend::CaptureBackend;
 use crate::capture::error::RecordError;
 use crate::engine::discover::{self, DiscoverError};
 use crate::engine::elf::ElfError;
@@ -41,6 +42,7 @@ impl Session {
                 "{variable} is set and holds one library only: it stays, and device times of {runtime} are not recorded"
             ));
         }
+        layers.set.extend(self.source.environment()?);
         let user = self.options.user.clone();
         let held =
             target::hold(argv, self.options.streams, self.origin, user, &layers.set).map_err(failed)?;
@@ -56,7 +58,7 @@ impl Session {
         // The engine may be a child's: follow children from the first one on, whatever is known by then.
         self.source.start()?;
         self.hear(watch)?;
-        if self.engines.is_empty() {
+        if self.engines.is_empty() && !matches!(self.backend, CaptureBackend::Inside(_)) {
             self.halt(held.pid, watch)?;
         }
         let child = held.start().map_err(failed)?;
@@ -89,6 +91,12 @@ impl Session {
 
     /// Examines stopped processes and lets them continue with their probes.
     pub(super) fn attend(&mut self, watch: &mut dyn SessionObserver) -> Result<(), RecordError> {
+        while let Some(halt) = self.source.halted() {
+            let looked = self.look_at(Halt { exec: 0, ..halt }, watch);
+            self.source.go_on(halt);
+            self.halted.remove(&halt.pid);
+            looked?;
+        }
         loop {
             let halt = match self.halts.as_ref().map(Halts::next) {
                 None | Some(Ok(None)) => break,

@@ -1,0 +1,59 @@
+//! Compiles the library for the processor that the programs are for, by clang and the linker that comes with Rust: it
+//! is free of any C library, so nothing of the target's is needed.
+#![allow(clippy::expect_used, clippy::panic, reason = "a build script stops the build")]
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+const BPF: &str = "../../src/bpf";
+
+fn main() {
+    for input in ["build.rs", "lib", BPF] {
+        println!("cargo::rerun-if-changed={input}");
+    }
+    let variable = |name: &str| std::env::var(name).expect("cargo sets it");
+    let out = PathBuf::from(variable("OUT_DIR"));
+    let (triple, define) = match &*variable("CARGO_CFG_TARGET_ARCH") {
+        "x86_64" => ("x86_64-linux-gnu", "-D__TARGET_ARCH_x86"),
+        "aarch64" => ("aarch64-linux-gnu", "-D__TARGET_ARCH_arm64"),
+        // Nothing is recorded there.
+        _ => return std::fs::write(out.join("library.z"), "").expect("OUT_DIR is ours"),
+    };
+    let thunks = if triple.starts_with("x86") { "lib/x86_64.S" } else { "lib/aarch64.S" };
+    let objects = ["lib/inside.c", thunks].map(|source| {
+        let object = out.join(Path::new(source).with_extension("o").file_name().expect("it has one"));
+        let mut clang = Command::new(std::env::var_os("CLANG").unwrap_or("clang".into()));
+        clang.args(["-target", triple, define, "-nostdinc", "-ffreestanding", "-fPIC", "-O2", "-fno-unroll-loops"]);
+        clang.args(["-Wall", "-Werror", "-Wno-unknown-attributes", "-mgeneral-regs-only", "-fvisibility=hidden"]);
+        clang.args(["-fno-stack-protector", "-fasynchronous-unwind-tables", "-ffunction-sections"]);
+        clang.args(["-Ilib", "-Ilib/shim", "-I", BPF, "-c", source, "-o"]).arg(&object);
+        run(&mut clang);
+        object
+    });
+    let library = out.join("libprofinfer-inside.so");
+    let mut linker = Command::new(linker());
+    linker.args(["-flavor", "gnu", "-shared", "--gc-sections", "--eh-frame-hdr", "--build-id=none", "-s"]);
+    linker.args(["-z", "now", "-z", "noexecstack", "-soname", "libprofinfer-inside.so", "-o"]);
+    run(linker.arg(&library).args(objects));
+    let bytes = std::fs::read(&library).expect("the linker wrote it");
+    let packed = miniz_oxide::deflate::compress_to_vec_zlib(&bytes, 10);
+    std::fs::write(out.join("library.z"), packed).expect("OUT_DIR is ours");
+    println!("cargo::rustc-env=INSIDE_BYTES={}", bytes.len());
+}
+
+/// The linker that comes with the compiler, or the one in PATH.
+fn linker() -> PathBuf {
+    let rustc = std::env::var_os("RUSTC").unwrap_or("rustc".into());
+    let sysroot = Command::new(rustc).args(["--print", "sysroot"]).output().ok();
+    let sysroot = sysroot.and_then(|o| String::from_utf8(o.stdout).ok()).unwrap_or_default();
+    let host = std::env::var("HOST").unwrap_or_default();
+    let own = Path::new(sysroot.trim()).join("lib/rustlib").join(host).join("bin/rust-lld");
+    if own.is_file() { own } else { "lld".into() }
+}
+
+fn run(command: &mut Command) {
+    let done = command.status();
+    if !done.as_ref().is_ok_and(std::process::ExitStatus::success) {
+        panic!("{command:?}: {done:?}\n(clang is needed, and rust-lld or lld: scripts/setup.sh installs them)");
+    }
+}

@@ -1,0 +1,393 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+/*
+ * The library in an engine's process: the programs of src/bpf, called by jumps at the entries of the engine's functions
+ * instead of by the kernel's probes. It uses no C library, allocates nothing and takes no lock; on the path of a hit
+ * it makes no system call, except once for each page it reads and for each thread's number.
+ *
+ * It does nothing by itself. At its start, and when the loader has mapped something, it asks the recorder at its door,
+ * an abstract socket, which says what memory to share and what to change (area.h). Nobody there: nothing is done.
+ */
+#include "mini_vmlinux.h"
+#include "area.h"
+#include "system.h"
+#include "loader.h"
+
+struct ops_constants;
+static __thread const struct ops_constants *inside_constants __attribute__((tls_model("initial-exec")));
+
+#include "../../../src/bpf/ops.bpf.c"
+
+_Static_assert(sizeof(struct ops_constants) <= ENGINE_BYTES, "an engine's constants have a fixed room");
+_Static_assert((EV_KINDS + CNT_COUNTERS) * sizeof(struct count) <= COUNTS_BYTES, "so have a shard's counts");
+_Static_assert(sizeof(struct site) == 64, "the thunks know it");
+_Static_assert(sizeof(struct proc) == 24, "area.h has room for it");
+
+/* The recorder writes the name of its socket here, into its own copy of this file. */
+#define DOOR_MARK "profinfer's door is not open here"
+__attribute__((used, section(".data.door"), aligned(8))) volatile char door[108] = DOOR_MARK;
+
+extern char inside_thunk[];
+
+static struct area *area;
+/* The thunks read it: the table of sites, or one that is empty. */
+struct site *inside_sites;
+/* 1 in the process that made it; a child by fork finds 0. */
+static volatile __u32 *alive;
+
+/* What is known of the calling thread. */
+static __thread struct {
+	__u32 tid;
+	__u32 shard;
+} me __attribute__((tls_model("initial-exec")));
+
+__u64 inside_now(void)
+{
+	struct timespec t = { 0, 0 };
+	long (*clock)(long, struct timespec *) = (void *)area->clock;
+
+	if (!clock || clock(CLOCK_MONOTONIC, &t))
+		system2(SYS_clock_gettime, CLOCK_MONOTONIC, (long)&t);
+	return t.tv_sec * 1000000000ULL + t.tv_nsec;
+}
+
+__u64 inside_id(void)
+{
+	return (__u64)area->tgid << 32 | me.tid;
+}
+
+__u32 inside_cpu(void)
+{
+	long (*getcpu)(__u32 *, void *, void *) = (void *)area->getcpu;
+	__u32 cpu = -1;
+
+	if (getcpu)
+		getcpu(&cpu, 0, 0);
+	return cpu;
+}
+
+/* Pages that could be read once. A page is asked for with a call that only looks whether its memory can be read. */
+#define PAGES 4096
+static __u64 pages[PAGES];
+
+static bool readable(__u64 page)
+{
+	__u64 *seen = &pages[(page ^ page >> 12) % PAGES];
+
+	if (__atomic_load_n(seen, __ATOMIC_RELAXED) == page + 1)
+		return true;
+	/* An unknown `how`: the set is read, and then it is refused. */
+	if (system4(SYS_rt_sigprocmask, -1, page << 12, 0, 8) != -EINVAL)
+		return false;
+	__atomic_store_n(seen, page + 1, __ATOMIC_RELAXED);
+	return true;
+}
+
+bool inside_read(void *to, __u32 size, __u64 from)
+{
+	/* Not the lowest page, nor the kernel's half. */
+	if (!size)
+		return true;
+	if (from < 4096 || from >> 56 || size > 4096)
+		return false;
+	for (__u64 page = from >> 12; page <= (from + size - 1) >> 12; page++) {
+		if (!readable(page))
+			return false;
+	}
+	memcpy(to, (const void *)from, size);
+	return true;
+}
+
+/* An entry of a hash: the key, then the value. Entries are looked for in a few places behind the key's own. */
+#define WINDOW 8
+
+static __u64 key_of(const void *key, __u32 size)
+{
+	/* Of an address in a process, the address: there is but one process. */
+	return size == 4 ? (__u64)*(const __u32 *)key : *(const __u64 *)key;
+}
+
+static __u64 *entry(void *slots, __u32 entries, __u32 value_size, __u64 key, __u32 i)
+{
+	__u64 at = ((key * 0x9e3779b97f4a7c15ULL >> 32) + i) % entries;
+
+	return (void *)((char *)slots + at * (8 + ((value_size + 7) & ~7U)));
+}
+
+void *inside_lookup(void *slots, __u32 kind, __u32 entries, __u32 key_size, __u32 value_size, const void *key)
+{
+	__u64 wanted = key_of(key, key_size);
+
+	if (kind == BPF_MAP_TYPE_PERCPU_ARRAY)
+		return (char *)area + COUNTS_AT + me.shard * COUNTS_BYTES + wanted * value_size;
+	/* Of the table of processes, the one. */
+	if (kind == BPF_MAP_TYPE_HASH)
+		return wanted == area->tgid ? area->proc : 0;
+	if (kind == BPF_MAP_TYPE_ARRAY)
+		return wanted < entries ? (char *)slots + wanted * value_size : 0;
+	for (__u32 i = 0; i < WINDOW; i++) {
+		__u64 *e = entry(slots, entries, value_size, wanted, i);
+
+		if (__atomic_load_n(e, __ATOMIC_RELAXED) == wanted)
+			return e + 1;
+	}
+	return 0;
+}
+
+long inside_update(void *slots, __u32 kind, __u32 entries, __u32 key_size, __u32 value_size, const void *key,
+		   const void *value, __u64 flags)
+{
+	__u64 wanted = key_of(key, key_size), *to = inside_lookup(slots, kind, entries, key_size, value_size, key);
+
+	if (to && flags == BPF_NOEXIST)
+		return -EEXIST;
+	for (__u32 i = 0; !to && i < WINDOW; i++) {
+		__u64 *e = entry(slots, entries, value_size, wanted, i), none = 0;
+
+		if (__atomic_compare_exchange_n(e, &none, wanted, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED))
+			to = e + 1;
+	}
+	if (!to) {
+		/* No room: another key is forgotten, as in the kernel's table. */
+		__u64 *e = entry(slots, entries, value_size, wanted, wanted % WINDOW);
+
+		__atomic_store_n(e, wanted, __ATOMIC_RELAXED);
+		to = e + 1;
+	}
+	memcpy(to, value, value_size);
+	return 0;
+}
+
+long inside_delete(void *slots, __u32 kind, __u32 entries, __u32 key_size, __u32 value_size, const void *key)
+{
+	__u64 *value = inside_lookup(slots, kind, entries, key_size, value_size, key);
+
+	if (value)
+		__atomic_store_n(value - 1, 0, __ATOMIC_RELAXED);
+	return 0;
+}
+
+/* Writers reserve by a compare and exchange: any number of threads, and handlers of signals within them. */
+long inside_send(const void *event, __u64 size)
+{
+	struct ring *ring = (void *)((char *)area + RINGS_AT + me.shard * (RING_HEAD + (__u64)area->ring_bytes));
+	char *data = (char *)ring + RING_HEAD;
+	__u64 bytes = area->ring_bytes, length = (size + 7) & ~7ULL, need = 8 + length;
+	__u64 head = __atomic_load_n(&ring->head, __ATOMIC_RELAXED), at, skip;
+
+	do {
+		at = head & (bytes - 1);
+		skip = need > bytes - at ? bytes - at : 0;
+		if (head + skip + need - __atomic_load_n(&ring->tail, __ATOMIC_ACQUIRE) > bytes)
+			return -EAGAIN;
+	} while (!__atomic_compare_exchange_n(&ring->head, &head, head + skip + need, true, __ATOMIC_RELAXED,
+					      __ATOMIC_RELAXED));
+	if (skip) {
+		__atomic_store_n((__u64 *)(data + at), skip | RECORD_SKIP | RECORD_DONE, __ATOMIC_RELEASE);
+		at = 0;
+	}
+	memcpy(data + at + 8, event, size);
+	__atomic_store_n((__u64 *)(data + at), need | RECORD_DONE, __ATOMIC_RELEASE);
+	return 0;
+}
+
+typedef int program(struct pt_regs *);
+
+/* By number, in the order of `Prog::ALL` (src/engine/probes.rs). */
+static program *const programs[] = {
+	token_process,	token_decode,	token_encode,	 token_exit,	  sched_enter,	    sched_exit,
+	split_enter,	split_exit,	node_enter,	 node_tensor1,	  node_tensor2,	    node_tensor3,
+	node_tensor4,	node_exit,	kernels_enter,	 dispatch_kernel, dispatch_graph,   batch_write,
+	batch_written,	batch_read,	batch_answered,	 ticks_fetch,	  ticks_fetched,    period_ask,
+	period_ask2,	period_told,	graph_enter,	 graph_exit,	  op_enter,	    fused_enter,
+	op_exit,	barrier_enter,	phase_tokenize,	 phase_detokenize, phase_sampling,  phase_load,
+	phase_exit,	wait_backend,	wait_sched,	 wait_context,	  wait_read,	    wait_exit,
+	ubatch_enter,	memory_clear,	memory_remove,	 memory_copy,	  memory_keep,	    memory_shift,
+	memory_divide,	state_save,	state_load,	 state_seq_save,  state_seq_load,   state_file_save,
+	state_file_load, task_post,	task_post_all,	 task_result,
+};
+#define PROGRAMS (sizeof(programs) / sizeof(*programs))
+/* Not a program: the loader has mapped something. */
+#define LOADED 0xffff
+
+static void ask(__u32 why);
+
+static void run(struct pt_regs *regs, const struct site *site, __u32 number)
+{
+	if (number == LOADED) {
+		/* RT_CONSISTENT of link.h: all of it. */
+		if (loader_state && !*loader_state)
+			ask(HELLO_LOADED);
+		return;
+	}
+	if (!*alive || number >= PROGRAMS || site->engine >= ENGINES)
+		return;
+	if (!me.tid) {
+		static __u32 threads;
+
+		me.shard = __atomic_fetch_add(&threads, 1, __ATOMIC_RELAXED) & (area->shards - 1) & (SHARDS - 1);
+		me.tid = system0(SYS_gettid);
+	}
+	inside_constants = (void *)((char *)area + ENGINES_AT + site->engine * ENGINE_BYTES);
+	programs[number](regs);
+}
+
+/* Called by the thunks. */
+void inside_enter(struct pt_regs *regs, const struct site *site)
+{
+	if (site->enter)
+		run(regs, site, site->enter_program);
+}
+
+void inside_leave(struct pt_regs *regs, const struct site *site)
+{
+	run(regs, site, site->leave_program);
+}
+
+/* Memory of the programs' maps; zero until it is written. */
+#define MAP(m)                                                                                                         \
+	do {                                                                                                           \
+		if (base)                                                                                              \
+			(m).value_slots = base + at;                                                                   \
+		at += (MAP_ENTRIES(&(m)) * (16 + sizeof(*(m).value)) + 63) & ~63ULL;                                   \
+	} while (0)
+
+static __u64 maps_at(char *base)
+{
+	__u64 at = 0;
+
+	MAP(thread_states);
+	MAP(known);
+	MAP(graphs);
+	MAP(scratches);
+	MAP(zero);
+	MAP(searches);
+	MAP(dispatches);
+	MAP(batch_calls);
+	MAP(ticks_calls);
+	MAP(walks);
+	MAP(no_walk);
+	MAP(phases);
+	MAP(waits);
+	MAP(settings);
+	MAP(accounts);
+	return at;
+}
+
+static long use_area(long fd, __u64 length)
+{
+	long at = system6(SYS_mmap, 0, length, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0), maps, page;
+	struct area *fresh = (void *)at;
+
+	if (failed(at))
+		return at;
+	if (length < RINGS_AT || fresh->magic != AREA_MAGIC || !fresh->shards || fresh->shards > SHARDS ||
+	    fresh->shards & (fresh->shards - 1) ||
+	    RINGS_AT + fresh->shards * (RING_HEAD + (__u64)fresh->ring_bytes) > length)
+		return -EINVAL;
+	maps = system6(SYS_mmap, 0, maps_at(0), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1,
+		       0);
+	page = system6(SYS_mmap, 0, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	if (failed(maps) || failed(page))
+		return -ENOMEM;
+	system3(SYS_madvise, page, 4096, MADV_WIPEONFORK);
+	maps_at((char *)maps);
+	alive = (void *)page;
+	*alive = 1;
+	area = fresh;
+	inside_sites = (void *)((char *)fresh + SITES_AT);
+	return 0;
+}
+
+static long use_code(const struct order *order)
+{
+	long at = system6(SYS_mmap, order->address, ORDER_BYTES, PROT_READ | PROT_WRITE,
+			  MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
+
+	if (failed(at))
+		return at;
+	if ((__u64)at != order->address) {
+		system2(SYS_munmap, at, ORDER_BYTES);
+		return -EEXIST;
+	}
+	memcpy((void *)at, order->bytes, ORDER_BYTES);
+	synchronize((void *)at, ORDER_BYTES);
+	return system3(SYS_mprotect, at, ORDER_BYTES, PROT_READ | PROT_EXEC);
+}
+
+/* The kernel writes to memory that is only executable for the process itself, into its own copy of the page. */
+static long use_patch(const struct order *order)
+{
+	long fd, done;
+
+	if (order->length > sizeof(order->old))
+		return -EINVAL;
+	for (__u32 i = 0; i < order->length; i++) {
+		if (((const volatile __u8 *)order->address)[i] != order->old[i])
+			return -ESTALE;
+	}
+	fd = system4(SYS_openat, AT_FDCWD, (long)"/proc/self/mem", O_RDWR | O_CLOEXEC, 0);
+	if (failed(fd))
+		return fd;
+	done = system4(SYS_pwrite64, fd, (long)order->bytes, order->length, order->address);
+	system1(SYS_close, fd);
+	if (failed(done))
+		return done;
+	synchronize((void *)order->address, order->length);
+	return done == order->length ? 0 : -EIO;
+}
+
+/* Asks at the door and does what it says. Nobody there, or not in time: all goes on as it is. */
+static void ask(__u32 why)
+{
+	static struct order order;
+	static __u32 asking;
+	struct sockaddr_un to = { AF_UNIX, { 0 } };
+	struct timeval patience = { 60, 0 };
+	struct hello hello = { AREA_MAGIC, why, system0(SYS_gettid), (__u64)inside_thunk, 0, (__u64)loader_state };
+	long fd, length = 0;
+
+	/* The loader's lock is held by the thread that asks; another door is never open at the same time. */
+	if (__atomic_exchange_n(&asking, 1, __ATOMIC_ACQUIRE))
+		return;
+	while (length < (long)sizeof(to.path) - 1 && door[length + 1]) {
+		to.path[length + 1] = door[length + 1];
+		length++;
+	}
+	fd = system3(SYS_socket, AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+	if (failed(fd))
+		goto done;
+	hello.loaded = loader_hook;
+	system5(SYS_setsockopt, fd, SOL_SOCKET, SO_RCVTIMEO, (long)&patience, sizeof(patience));
+	if (failed(system3(SYS_connect, fd, (long)&to, 2 + 1 + length)) ||
+	    failed(system6(SYS_sendto, fd, (long)&hello, sizeof(hello), MSG_NOSIGNAL, 0, 0)))
+		goto close;
+	for (;;) {
+		long passed = -1, answer = receive(fd, &order, sizeof(order), &passed);
+
+		if (answer != sizeof(order) || order.what == ORDER_GO)
+			break;
+		answer = order.what == ORDER_AREA    ? use_area(passed, order.length | (__u64)order.address << 32)
+			 : order.what == ORDER_CODE  ? use_code(&order)
+			 : order.what == ORDER_PATCH ? use_patch(&order)
+						     : -EINVAL;
+		if (passed >= 0)
+			system1(SYS_close, passed);
+		if (failed(system6(SYS_sendto, fd, (long)&answer, sizeof(answer), MSG_NOSIGNAL, 0, 0)))
+			break;
+	}
+close:
+	system1(SYS_close, fd);
+done:
+	__atomic_store_n(&asking, 0, __ATOMIC_RELEASE);
+}
+
+__attribute__((constructor)) static void start(void)
+{
+	static struct site none[1];
+
+	inside_sites = none;
+	if (door[0])
+		return;
+	find_loader();
+	ask(HELLO_START);
+}

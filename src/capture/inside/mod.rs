@@ -1,0 +1,537 @@
+//! The event source without privilege: the programs of src/bpf run in the engine's own process, in a library that its
+//! loader loads (crates/inside), and are called by jumps at the entries of the engine's functions.
+//!
+//! A process asks at the recorder's door when it starts, and when its loader has mapped something: nothing of the new
+//! code has run then. It gets its shared memory, and the jumps for all functions that this recording may probe; which of
+//! them have an effect is switched in the shared memory.
+
+mod area;
+mod door;
+mod jumps;
+mod moved;
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::ffi::OsString;
+use std::fs::File;
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use crate::capture::error::{ProbeError, RecordError};
+use crate::capture::event::{self, Call, Head};
+use crate::capture::object;
+use crate::capture::skel::types::{ev_kind, ops_constants};
+use crate::capture::source::{CaptureOptions, EventStats, Guard, Prober, Probe, Sink, Source};
+use crate::capture::structure::Reading;
+use crate::capture::transport::{SLACK_NS, SortQueue};
+use crate::engine::elf::ElfMachine;
+use crate::engine::probes::Prog;
+use crate::host::halt::Halt;
+use crate::host::maps::{self, FileId, Mapping};
+use crate::host::{target, usage, wake};
+use area::Area;
+use door::{Caller, Door};
+use jumps::Jumps;
+use moved::Room;
+
+pub use door::DoorError;
+pub use moved::NoRoom;
+
+/// What a recording from inside lacks, for doctor and the trace.
+pub const LACKS: &str = "who else took the CPU is not known, nor hardware counters";
+
+/// The longest wait: nothing wakes the recorder when a ring fills.
+const LONGEST: Duration = Duration::from_millis(10);
+/// The longest that a reading takes, ns.
+const AHEAD: u64 = 1_000_000_000;
+/// As much of a function is read, bytes.
+const CODE: usize = 4096;
+
+pub struct Inside {
+    options: CaptureOptions,
+    sink: Sink,
+    door: Option<Door>,
+    state: Arc<Mutex<State>>,
+    order: SortQueue,
+    /// Memory for one event.
+    event: Vec<u64>,
+    /// Of processes that have ended.
+    past: EventStats,
+    /// Events of processes that began or ended, of which no library tells.
+    told: [u64; 2],
+    targets: BTreeSet<u32>,
+}
+
+/// What probers and probes share with the source.
+#[derive(Default)]
+struct State {
+    functions: Vec<Function>,
+    places: HashMap<(FileId, u64, u16), usize>,
+    /// The constants of each engine.
+    engines: Vec<Vec<u8>>,
+    /// The engines of each process, as bits.
+    admitted: HashMap<u32, u32>,
+    /// The programs that run: process, function, at its return.
+    armed: BTreeSet<(u32, usize, bool)>,
+    processes: BTreeMap<u32, Process>,
+    news: Vec<String>,
+}
+
+/// A function that may be probed.
+struct Function {
+    file: FileId,
+    offset: u64,
+    engine: u16,
+    room: Room,
+    enter: Option<Prog>,
+    leave: Option<Prog>,
+}
+
+/// A process that has the library.
+struct Process {
+    area: Area,
+    /// Readable when it has ended.
+    ended: Option<OwnedFd>,
+    /// It waits for an answer.
+    caller: Option<Caller>,
+    /// The functions that have a jump: their site, and their address.
+    sites: HashMap<usize, (usize, u64)>,
+    /// Sites that no function has.
+    free: Vec<usize>,
+    /// The loader's function has a jump.
+    follows: bool,
+}
+
+fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
+    state.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Inside {
+    pub fn new(options: CaptureOptions, sink: Sink) -> Inside {
+        Inside {
+            options,
+            sink,
+            door: None,
+            state: Arc::default(),
+            order: SortQueue::default(),
+            event: vec![0; 1024],
+            past: EventStats::default(),
+            told: [0; 2],
+            targets: BTreeSet::new(),
+        }
+    }
+
+    /// Whether it can be used here; Err says what is missing.
+    ///
+    /// # Errors
+    /// The kernel refuses a socket or a file of memory, or this processor has no library.
+    pub fn offered() -> Result<(), DoorError> {
+        Door::open().map(drop)
+    }
+
+    fn door(&mut self) -> Result<&Door, RecordError> {
+        let door = match self.door.take() {
+            Some(door) => door,
+            None => Door::open().map_err(RecordError::Inside)?,
+        };
+        Ok(self.door.insert(door))
+    }
+
+    /// A process has begun to run a program: gives it its memory.
+    fn begin(&mut self, caller: Caller) -> bool {
+        let pid = caller.pid;
+        let maps = maps::read(pid).unwrap_or_default();
+        let (clock, getcpu) = vdso(&maps);
+        let start = inside::Start { clock, getcpu, tgid: pid, ..inside::Start::default() };
+        let area = match Area::new(&start, self.options.buffer_bytes) {
+            Ok(area) => area,
+            Err(e) => return self.refuse(pid, &format!("no shared memory: {e}")),
+        };
+        let mut order = inside::Order::new(inside::AREA);
+        (order.length, order.address) = (area.bytes() as u32, area.bytes() >> 32);
+        if let Err(e) = caller.order(&order, Some(area.file.as_fd())) {
+            return self.refuse(pid, &format!("it cannot map the shared memory: {e}"));
+        }
+        self.end(pid, false);
+        let mut state = lock(&self.state);
+        state.engines.iter().enumerate().for_each(|(i, constants)| area.engine(i as u16, constants));
+        let process =
+            Process { area, ended: pidfd(pid), caller: Some(caller), sites: HashMap::new(), free: (0..inside::SITES).rev().collect(), follows: false };
+        state.processes.insert(pid, process);
+        drop(state);
+        if !self.targets.contains(&pid)
+            && let Some(parent) = target::parent(pid).filter(|parent| self.targets.contains(parent))
+        {
+            self.tell(ev_kind::EV_FORK, parent, pid.into());
+        }
+        true
+    }
+
+    fn refuse(&self, pid: u32, why: &str) -> bool {
+        lock(&self.state).news.push(format!("process {pid} is not recorded: {why}"));
+        false
+    }
+
+    /// An event that the library cannot send.
+    fn tell(&mut self, kind: ev_kind, pid: u32, a: u64) {
+        let h = Head { ts: usage::now(), tgid: pid, tid: pid, kind: kind.0 as u16, ..Head::default() };
+        self.told[usize::from(kind == ev_kind::EV_EXIT)] += 1;
+        self.order.push(event::bytes(&Call { h, a, ..Call::default() }), &mut *self.sink.borrow_mut());
+    }
+
+    /// Takes what a process has left; it has ended, or runs another program now.
+    fn end(&mut self, pid: u32, ended: bool) {
+        self.take(&[pid]);
+        let mut state = lock(&self.state);
+        let Some(process) = state.processes.remove(&pid) else { return };
+        process.area.count(&mut self.past);
+        if ended {
+            state.admitted.remove(&pid);
+            state.armed.retain(|(of, ..)| *of != pid);
+        }
+        drop(state);
+        if ended {
+            self.targets.remove(&pid);
+            self.tell(ev_kind::EV_EXIT, pid, 0);
+        }
+    }
+
+    /// Reads the rings of these processes.
+    fn take(&mut self, pids: &[u32]) {
+        let latest = usage::now().saturating_add(AHEAD);
+        let mut state = lock(&self.state);
+        let mut sink = self.sink.borrow_mut();
+        for pid in pids {
+            let Some(process) = state.processes.get_mut(pid) else { continue };
+            let was = process.area.broken;
+            process.area.read(&mut self.event, &mut |words| {
+                // It can only speak of itself, and of what has happened by the end of this reading.
+                if let [at, who, ..] = words {
+                    *at = (*at).min(latest);
+                    *who = *who & !0xffff_ffff | u64::from(*pid);
+                }
+                // SAFETY: any u64 is eight valid bytes, and the borrow keeps them alive.
+                let bytes = unsafe { std::slice::from_raw_parts(words.as_ptr().cast::<u8>(), words.len() * 8) };
+                if event::parse(bytes).is_some() {
+                    self.order.push(bytes, &mut *sink);
+                }
+            });
+            if process.area.broken && !was {
+                let text = format!("process {pid} has overwritten the memory of its events: the rest is lost");
+                state.news.push(text);
+            }
+        }
+    }
+
+    fn processes(&self) -> Vec<u32> {
+        lock(&self.state).processes.keys().copied().collect()
+    }
+
+    fn release(&mut self, before: u64) {
+        self.order.release(before, &mut *self.sink.borrow_mut());
+    }
+}
+
+/// A descriptor that is readable when the process has ended.
+fn pidfd(pid: u32) -> Option<OwnedFd> {
+    // SAFETY: a plain system call; nothing else owns the new descriptor.
+    unsafe {
+        let fd = libc::syscall(libc::SYS_pidfd_open, pid, 0);
+        i32::try_from(fd).ok().filter(|fd| *fd >= 0).map(|fd| OwnedFd::from_raw_fd(fd))
+    }
+}
+
+/// Addresses in a process of the functions that tell the time and the CPU without a system call: the kernel maps the
+/// same file into all processes.
+fn vdso(maps: &[Mapping]) -> (u64, u64) {
+    let there = maps.iter().find(|m| m.path == Path::new("[vdso]")).map(|m| m.start);
+    let own = maps::read(std::process::id()).unwrap_or_default();
+    let own = own.iter().find(|m| m.path == Path::new("[vdso]"));
+    let (Some(there), Some(own)) = (there, own) else { return (0, 0) };
+    let Ok(length) = usize::try_from(own.end - own.start) else { return (0, 0) };
+    // SAFETY: the kernel maps it for as long as the process lives, readable, and nothing writes there.
+    let image = unsafe { std::slice::from_raw_parts(own.start as *const u8, length) };
+    let at = |names: [&str; 2]| symbol(image, names).map_or(0, |offset| there.wrapping_add(offset));
+    (at(["__vdso_clock_gettime", "__kernel_clock_gettime"]), at(["__vdso_getcpu", "__kernel_getcpu"]))
+}
+
+fn symbol(image: &[u8], names: [&str; 2]) -> Option<u64> {
+    use ::object::read::elf::ElfFile64;
+    use ::object::{Object, ObjectSymbol};
+    let file = ElfFile64::<::object::Endianness>::parse(image).ok()?;
+    let mut symbols = file.dynamic_symbols();
+    symbols.find(|s| s.name().is_ok_and(|name| names.contains(&name))).map(|s| s.address())
+}
+
+impl State {
+    fn function(&mut self, prog: Prog, file: &Path, offset: u64, engine: u16) -> Result<usize, ProbeError> {
+        let open = File::open(file).map_err(ProbeError::open(file))?;
+        let meta = open.metadata().map_err(ProbeError::Descriptor)?;
+        let id = (meta.dev(), meta.ino());
+        let at = match self.places.get(&(id, offset, engine)) {
+            Some(&at) => at,
+            None => {
+                let mut code = vec![0; CODE];
+                let read = open.read_at(&mut code, offset).map_err(ProbeError::Descriptor)?;
+                code.truncate(read);
+                let room = moved::room(MACHINE, &code).map_err(ProbeError::NoRoom)?;
+                self.functions.push(Function { file: id, offset, engine, room, enter: None, leave: None });
+                self.places.insert((id, offset, engine), self.functions.len() - 1);
+                self.functions.len() - 1
+            }
+        };
+        if let Some(function) = self.functions.get_mut(at) {
+            let place = if prog.is_return() { &mut function.leave } else { &mut function.enter };
+            if place.replace(prog).is_some_and(|other| other != prog) {
+                return Err(ProbeError::Taken);
+            }
+        }
+        Ok(at)
+    }
+
+    /// Gives a process that waits the jumps that it does not have yet, and lets it go on.
+    fn go_on(&mut self, pid: u32) {
+        let Some(process) = self.processes.get_mut(&pid) else { return };
+        let Some(caller) = process.caller.take() else { return };
+        let maps = maps::read(pid).unwrap_or_default();
+        // What was unloaded took its jumps with it.
+        process.sites.retain(|&f, (site, entry)| {
+            let there = self.functions.get(f).and_then(|function| address(&maps, function)) == Some(*entry);
+            if !there {
+                process.free.push(*site);
+            }
+            there
+        });
+        let mut jumps = Jumps::new(&maps, caller.hello.thunk, std::mem::take(&mut process.free));
+        if !process.follows {
+            process.follows = true;
+            let loader = Room::of_loader(&maps, caller.hello.loaded);
+            match loader {
+                Ok(room) => {
+                    let site = inside::Site { enter: 1, enter_program: inside::LOADED, ..inside::Site::default() };
+                    jumps.add(None, room, caller.hello.loaded, site);
+                }
+                Err(why) => self.news.push(format!(
+                    "process {pid}: an engine that it loads while it runs is not recorded: {why}"
+                )),
+            }
+        }
+        for (f, function) in self.functions.iter().enumerate() {
+            let Some(entry) = address(&maps, function).filter(|_| !process.sites.contains_key(&f)) else { continue };
+            let on = |leave: bool| u32::from(self.armed.contains(&(pid, f, leave)));
+            let number = |prog: Option<Prog>| prog.and_then(number).unwrap_or(0);
+            let site = inside::Site {
+                enter: on(false),
+                leave: on(true),
+                enter_program: number(function.enter),
+                leave_program: number(function.leave),
+                engine: function.engine,
+                ..inside::Site::default()
+            };
+            jumps.add(Some(f), function.room.clone(), entry, site);
+        }
+        let made = jumps.make(&caller, &process.area);
+        process.sites.extend(made.sites);
+        process.free = made.free;
+        if let Some((number, why)) = made.refused {
+            self.news.push(format!("process {pid}: {number} functions could not be probed: {why}"));
+        }
+        process.area.admit(self.admitted.get(&pid).copied().unwrap_or(0));
+        caller.go();
+    }
+
+    fn arm(&mut self, pid: u32, function: usize, leave: bool, on: bool) {
+        let changed =
+            if on { self.armed.insert((pid, function, leave)) } else { self.armed.remove(&(pid, function, leave)) };
+        if let Some(process) = self.processes.get(&pid).filter(|_| changed)
+            && let Some(&(site, _)) = process.sites.get(&function)
+        {
+            process.area.arm(site, leave, on);
+        }
+    }
+}
+
+/// Where a process has a function in its memory.
+fn address(maps: &[Mapping], function: &Function) -> Option<u64> {
+    let here = |m: &&Mapping| {
+        m.executable
+            && m.inode == function.file.1
+            && (m.offset..m.offset + (m.end - m.start)).contains(&function.offset)
+    };
+    maps.iter().find(here).map(|m| m.start + (function.offset - m.offset))
+}
+
+fn number(prog: Prog) -> Option<u16> {
+    Prog::ALL.iter().position(|p| *p == prog).and_then(|at| u16::try_from(at).ok())
+}
+
+const MACHINE: ElfMachine = if cfg!(target_arch = "aarch64") { ElfMachine::Aarch64 } else { ElfMachine::X86_64 };
+
+impl Source for Inside {
+    fn start(&mut self) -> Result<(), RecordError> {
+        self.door().map(drop)
+    }
+
+    fn environment(&mut self) -> Result<Vec<(&'static str, OsString)>, RecordError> {
+        Ok(vec![self.door()?.variable()])
+    }
+
+    fn engine(&mut self, reading: &Reading) -> Result<Box<dyn Prober>, RecordError> {
+        let mut constants = ops_constants::default();
+        object::fill(&mut constants, &self.options, reading);
+        let constants = inside::bytes(&constants).to_vec();
+        let mut state = lock(&self.state);
+        state.processes.values().for_each(|p| p.area.engine(reading.engine, &constants));
+        let at = usize::from(reading.engine);
+        if state.engines.len() <= at {
+            state.engines.resize(at + 1, Vec::new());
+        }
+        if let Some(place) = state.engines.get_mut(at) {
+            *place = constants;
+        }
+        Ok(Box::new(InsideProber { engine: reading.engine, state: self.state.clone() }))
+    }
+
+    fn add_target(&mut self, pid: u32) {
+        self.targets.insert(pid);
+    }
+
+    fn admit(&mut self, pid: u32, engine: u16) {
+        let mut state = lock(&self.state);
+        let engines = state.admitted.entry(pid).or_insert(0);
+        *engines |= 1 << (engine & 31);
+        let engines = *engines;
+        // Of one that waits, when it has its jumps.
+        let State { processes, functions, armed, news, .. } = &mut *state;
+        let Some(process) = processes.get(&pid).filter(|p| p.caller.is_none()) else { return };
+        process.area.admit(engines);
+        let maps = maps::read(pid).unwrap_or_default();
+        let runs = |(f, function): &(usize, &Function)| {
+            !process.sites.contains_key(f)
+                && function.engine == engine
+                && (armed.contains(&(pid, *f, false)) || armed.contains(&(pid, *f, true)))
+                && address(&maps, function).is_some()
+        };
+        let missing = functions.iter().enumerate().filter(runs).count();
+        if missing > 0 {
+            news.push(format!(
+                "process {pid}: {missing} functions are not probed: their code ran already, and is changed only before it does"
+            ));
+        }
+    }
+
+    fn drop_target(&mut self, pid: u32) {
+        let mut state = lock(&self.state);
+        state.admitted.remove(&pid);
+        if let Some(process) = state.processes.get(&pid) {
+            process.area.admit(0);
+        }
+    }
+
+    fn halted(&mut self) -> Option<Halt> {
+        loop {
+            let caller = self.door.as_ref()?.next()?;
+            let (pid, tid) = (caller.pid, caller.hello.tid);
+            let more = caller.hello.why == inside::LOADED_MORE;
+            if more && let Some(process) = lock(&self.state).processes.get_mut(&pid) {
+                process.caller = Some(caller);
+                return Some(Halt { pid, tid, exec: 0 });
+            }
+            if !more && self.begin(caller) {
+                return Some(Halt { pid, tid, exec: 1 });
+            }
+        }
+    }
+
+    fn go_on(&mut self, halt: Halt) {
+        lock(&self.state).go_on(halt.pid);
+    }
+
+    fn poll(&mut self, timeout: Duration) {
+        let state = lock(&self.state);
+        let readable = |fd: i32| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+        let door = self.door.iter().map(|door| readable(door.fd().as_raw_fd()));
+        let ends = state.processes.iter().filter_map(|(pid, p)| Some((*pid, readable(p.ended.as_ref()?.as_raw_fd()))));
+        let (pids, ends): (Vec<u32>, Vec<libc::pollfd>) = ends.unzip();
+        let mut fds: Vec<libc::pollfd> = ends.into_iter().chain(door).collect();
+        drop(state);
+        wake::poll(&mut fds, timeout.min(LONGEST));
+        let before = usage::now();
+        self.take(&self.processes());
+        for (pid, _) in pids.iter().zip(&fds).filter(|(_, fd)| fd.revents != 0) {
+            self.end(*pid, true);
+        }
+        self.release(before.saturating_sub(SLACK_NS));
+    }
+
+    fn leave_processes(&mut self) {}
+
+    fn finish(&mut self) {
+        self.take(&self.processes());
+        self.release(u64::MAX);
+    }
+
+    fn lost(&self) -> u64 {
+        self.event_stats().lost()
+    }
+
+    fn event_stats(&self) -> EventStats {
+        let mut stats = self.past.clone();
+        lock(&self.state).processes.values().for_each(|p| p.area.count(&mut stats));
+        for (kind, told) in [ev_kind::EV_FORK, ev_kind::EV_EXIT].into_iter().zip(self.told) {
+            stats.kinds[kind.0 as usize].seen += told;
+        }
+        stats
+    }
+
+    fn news(&mut self) -> Vec<String> {
+        std::mem::take(&mut lock(&self.state).news)
+    }
+}
+
+/// Places the probes of one engine.
+struct InsideProber {
+    engine: u16,
+    state: Arc<Mutex<State>>,
+}
+
+/// One program of one function.
+struct InsideProbe {
+    state: Arc<Mutex<State>>,
+    function: usize,
+    leave: bool,
+}
+
+impl Prober for InsideProber {
+    fn place(&self, prog: Prog, file: &Path, offset: u64) -> Result<Box<dyn Probe>, ProbeError> {
+        let function = lock(&self.state).function(prog, file, offset, self.engine)?;
+        Ok(Box::new(InsideProbe { state: self.state.clone(), function, leave: prog.is_return() }))
+    }
+
+    fn reserve(&self, prog: Prog, file: &Path, offset: u64) {
+        // What has no room is told when it is to be probed.
+        let _ = lock(&self.state).function(prog, file, offset, self.engine);
+    }
+}
+
+impl Probe for InsideProbe {
+    fn enter(&mut self, pid: u32) -> Result<(), ProbeError> {
+        lock(&self.state).arm(pid, self.function, self.leave, true);
+        Ok(())
+    }
+
+    fn leave(&mut self, pid: u32) -> Option<Guard> {
+        lock(&self.state).arm(pid, self.function, self.leave, false);
+        None
+    }
+
+    fn leave_all(&mut self) -> Vec<Guard> {
+        let mut state = lock(&self.state);
+        let here = |(pid, f, leave): &(u32, usize, bool)| (*f == self.function && *leave == self.leave).then_some(*pid);
+        let pids: Vec<u32> = state.armed.iter().filter_map(here).collect();
+        pids.into_iter().for_each(|pid| state.arm(pid, self.function, self.leave, false));
+        Vec::new()
+    }
+}
