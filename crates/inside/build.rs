@@ -13,9 +13,9 @@ fn main() {
     }
     let variable = |name: &str| std::env::var(name).expect("cargo sets it");
     let out = PathBuf::from(variable("OUT_DIR"));
-    let (triple, define) = match &*variable("CARGO_CFG_TARGET_ARCH") {
-        "x86_64" => ("x86_64-linux-gnu", "-D__TARGET_ARCH_x86"),
-        "aarch64" => ("aarch64-linux-gnu", "-D__TARGET_ARCH_arm64"),
+    let (triple, define, own) = match &*variable("CARGO_CFG_TARGET_ARCH") {
+        "x86_64" => ("x86_64-linux-gnu", "-D__TARGET_ARCH_x86", "-mno-sse"),
+        "aarch64" => ("aarch64-linux-gnu", "-D__TARGET_ARCH_arm64", "-mno-outline-atomics"),
         // Nothing is recorded there.
         _ => return std::fs::write(out.join("library.z"), "").expect("OUT_DIR is ours"),
     };
@@ -23,7 +23,7 @@ fn main() {
     let objects = ["lib/inside.c", thunks].map(|source| {
         let object = out.join(Path::new(source).with_extension("o").file_name().expect("it has one"));
         let mut clang = Command::new(std::env::var_os("CLANG").unwrap_or("clang".into()));
-        clang.args(["-target", triple, define, "-nostdinc", "-ffreestanding", "-fPIC", "-O2", "-fno-unroll-loops"]);
+        clang.args(["-target", triple, define, own, "-nostdinc", "-ffreestanding", "-fPIC", "-O2", "-fno-unroll-loops"]);
         clang.args(["-Wall", "-Werror", "-Wno-unknown-attributes", "-mgeneral-regs-only", "-fvisibility=hidden"]);
         clang.args(["-fno-stack-protector", "-fasynchronous-unwind-tables", "-ffunction-sections"]);
         clang.args(["-Ilib", "-Ilib/shim", "-I", BPF, "-c", source, "-o"]).arg(&object);

@@ -21,6 +21,7 @@ struct program_header {
 
 static const int *loader_state;
 static __u64 loader_hook;
+static __u64 page_bytes = 4096;
 
 static void find_loader(void)
 {
@@ -38,6 +39,8 @@ static void find_loader(void)
 			header = (void *)auxv[i + 1];
 		if (auxv[i] == AT_PHNUM)
 			headers = auxv[i + 1];
+		if (auxv[i] == AT_PAGESZ && auxv[i + 1])
+			page_bytes = auxv[i + 1];
 	}
 	for (__u64 i = 0; header && i < headers; i++) {
 		if (header[i].type == PT_PHDR)

@@ -42,8 +42,12 @@ enum How {
     AsItIs,
     /// It addresses memory, by 32 bits at this offset of it; and where it ends, from the function's entry.
     Rip { displacement: usize, end: usize },
-    /// A jump to this distance from the function's entry, by this opcode of a near one.
+    /// A jump of x86-64 to this distance from the function's entry, by this opcode of a near one.
     Jump { to: i64, opcode: [u8; 2] },
+    /// A branch of arm64 to this distance from the function's entry.
+    Branch { to: i64, conditional: bool },
+    /// adrp, at this distance from the function's entry.
+    Page { at: usize },
 }
 
 /// Why a function cannot have a jump.
@@ -126,7 +130,10 @@ fn how(machine: ElfMachine, insn: Insn, bytes: &[u8], at: usize) -> Option<How> 
             };
             Some(How::Jump { to: (at as i64).saturating_add(distance), opcode })
         }
-        InsnEffect::PcRelative => None,
+        InsnEffect::Jump { distance, conditional } => {
+            Some(How::Branch { to: (at as i64).saturating_add(distance), conditional })
+        }
+        InsnEffect::PcRelative => (insn.name == "adrp").then_some(How::Page { at }),
         _ if insn.ends_block() && !is_far(insn) && insn.what != InsnEffect::Ret => None,
         _ => Some(How::AsItIs),
     }
@@ -205,10 +212,7 @@ impl Room {
                 let near = i32::try_from(distance - JUMP_X86 as i64).ok()?;
                 Some([&[0xe9][..], &near.to_le_bytes()].concat())
             }
-            ElfMachine::Aarch64 => {
-                let near = (-(1 << 27)..1 << 27).contains(&distance).then_some(distance)?;
-                Some((0x1400_0000 | (near >> 2) as u32 & 0x03ff_ffff).to_le_bytes().to_vec())
-            }
+            ElfMachine::Aarch64 => branch(from, slot).map(|word| word.to_vec()),
         }
     }
 }
@@ -232,6 +236,26 @@ impl Moved {
                 let distance = distance(entry.wrapping_add_signed(to), end)?;
                 Some([opcode, &distance.to_le_bytes()].concat())
             }
+            How::Branch { to, conditional } => {
+                let to = entry.wrapping_add_signed(to);
+                if !conditional {
+                    return Some(branch(from, to)?.to_vec());
+                }
+                // The condition leads over a branch to what follows, to a branch to the target.
+                let word = u32::from_le_bytes(*self.bytes.first_chunk()?);
+                let two = if word & 0x7e00_0000 == 0x3600_0000 { word & !(0x3fff << 5) } else { word & !(0x7_ffff << 5) };
+                Some([(two | 2 << 5).to_le_bytes(), branch(0, 8)?, branch(from.wrapping_add(8), to)?].concat())
+            }
+            How::Page { at } => {
+                let word = u32::from_le_bytes(*self.bytes.first_chunk()?);
+                // Arm ARM, ADRP: a number of pages of 4 KiB, its low two bits apart.
+                let pages = ((word >> 5 & 0x7_ffff) << 2 | word >> 29 & 3) << 11;
+                let page = (entry.wrapping_add(at as u64) >> 12).wrapping_add_signed(i64::from(pages.cast_signed() >> 11));
+                let pages = page.wrapping_sub(from >> 12).cast_signed();
+                let fits = (-(1 << 20)..1 << 20).contains(&pages).then_some(pages as u32)?;
+                let word = word & 0x9f00_001f | (fits & 3) << 29 | (fits >> 2 & 0x7_ffff) << 5;
+                Some(word.to_le_bytes().to_vec())
+            }
         }
     }
 }
@@ -242,6 +266,13 @@ pub fn reach(machine: ElfMachine) -> u64 {
         ElfMachine::X86_64 => (1 << 31) - (1 << 20),
         ElfMachine::Aarch64 => (1 << 27) - (1 << 20),
     }
+}
+
+/// A branch of arm64 to an address within 128 MiB.
+fn branch(from: u64, to: u64) -> Option<[u8; 4]> {
+    let distance = to.wrapping_sub(from).cast_signed();
+    let near = (-(1 << 27)..1 << 27).contains(&distance).then_some(distance)?;
+    Some((0x1400_0000 | (near >> 2) as u32 & 0x03ff_ffff).to_le_bytes())
 }
 
 /// A jump to anywhere: `jmp *(%rip)`, or `ldr x16, .+8; br x16`, with the address behind it.
@@ -324,7 +355,23 @@ mod tests {
         let code = [0x3f, 0x23, 3, 0xd5, 0xfd, 0x7b, 0xbf, 0xa9];
         let slot = room(arm, &code).expect("room").slot(0x1000, 0x2000, 7, 0).expect("near");
         assert_eq!((&slot[..4], &slot[16..24]), (&[0xbf, 0x23, 3, 0xd5][..], &code[..]));
-        // adrp x0, 0
-        assert!(matches!(room(arm, &[0, 0, 0, 0x90]), Err(NoRoom::Fixed(0, _))));
+    }
+
+    #[test]
+    fn arm64s_addresses_and_branches_are_told_the_new_place() {
+        let arm = ElfMachine::Aarch64;
+        let moved = |word: u32| {
+            let slot = room(arm, &word.to_le_bytes()).expect("room").slot(0x10_0000, 0x4_0000, 7, 0).expect("near");
+            slot[20..32].chunks(4).map(|w| u32::from_le_bytes(w.try_into().expect("four"))).collect::<Vec<_>>()
+        };
+        // adrp x0, .+0x3000, of page 0x103: from page 0x40 it is 0xc3 pages away, and back.
+        assert_eq!(moved(0xf000_0000)[0], 0xf000_0600);
+        assert_eq!(moved(0xf0ff_ffe0)[0] & 0x1f, 0);
+        // cbz x1, .+0x20: over a branch behind it, to one to 0x100020
+        assert_eq!(moved(0xb400_0101), [0xb400_0041, 0x1400_0002, 0x1400_0000 | (0x10_0020 - 0x4_001c) / 4]);
+        // tbnz w2, #3, .+8
+        assert_eq!(moved(0x3718_0042)[0], 0x3718_0042);
+        // adr x0, .
+        assert!(matches!(room(arm, &[0, 0, 0, 0x10]), Err(NoRoom::Fixed(0, _))));
     }
 }

@@ -96,6 +96,7 @@ impl Session {
             self.source.go_on(halt);
             self.halted.remove(&halt.pid);
             looked?;
+            self.hear(watch)?;
         }
         loop {
             let halt = match self.halts.as_ref().map(Halts::next) {
