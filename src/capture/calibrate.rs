@@ -8,6 +8,7 @@ use std::time::Duration;
 use crate::capture::backend::CaptureBackend;
 use crate::capture::calibration_target::{self, Function, NODES, Spot, TargetGraph};
 use crate::capture::error::{ProbeError, RecordError};
+use crate::capture::inside::measure::{self, MeasureError};
 use crate::capture::pmc::follow::SharedCounters;
 use crate::capture::source::{CaptureOptions, GpuDetail, Probe, Prober, Source, Structure};
 use crate::capture::structure::Reading;
@@ -98,6 +99,8 @@ pub enum CostError {
     #[error(transparent)]
     Source(#[from] RecordError),
     #[error(transparent)]
+    Inside(#[from] MeasureError),
+    #[error(transparent)]
     Probe(#[from] ProbeError),
     #[error("our own executable is not in our memory mappings")]
     Unmapped,
@@ -110,6 +113,13 @@ pub fn costs(
     counters: Option<&Rc<SharedCounters>>,
     compare: bool,
 ) -> Result<Vec<Cost>, CostError> {
+    if let CaptureBackend::Inside(_) = backend {
+        // No instruction is emulated or single-stepped: it costs the same everywhere.
+        let costs = measure::costs()?;
+        let ways = [(Way::Op, costs.op), (Way::OpAndBarrier, costs.op_and_barrier), (Way::Call, costs.call)];
+        let spots = [Spot::Emulated, Spot::Stepped];
+        return Ok(ways.iter().flat_map(|&(way, ns)| spots.map(|spot| Cost { way, spot, ns })).collect());
+    }
     let mut out = Vec::new();
     let mut alike = |ways: &[Way], counters: Option<&Rc<SharedCounters>>| {
         let mut bench = Bench::new(backend, Way::Op, counters.cloned())?;
@@ -127,6 +137,9 @@ pub fn costs(
 
 /// Measures only an op's probe on an instruction that the kernel emulates, ns.
 pub fn cheap_hit(backend: &CaptureBackend) -> Result<u32, CostError> {
+    if let CaptureBackend::Inside(_) = backend {
+        return Ok(measure::costs()?.op.round() as u32);
+    }
     let ns = Bench::new(backend, Way::Op, None)?.measure(Way::Op, Spot::Emulated)?;
     Ok(ns.map_or(0, |ns| ns.round() as u32))
 }

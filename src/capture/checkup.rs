@@ -12,7 +12,7 @@ use crate::capture::error::ProbeError;
 use crate::capture::features;
 use crate::capture::multi;
 use crate::capture::object::LoadedObject;
-use crate::capture::inside::{self, Inside};
+use crate::capture::inside::{self, Inside, measure};
 use crate::capture::perf::{self, Perf};
 use crate::capture::pmc::{self, Counters};
 use crate::capture::process;
@@ -129,6 +129,7 @@ pub fn checkup(ask: &Ask<'_>) -> Checkup {
     kernel.push(namespaces());
     kernel.push(oops());
     kernel.push(perf_events(&perf));
+    kernel.push(from_inside(ask));
     kernel.push(features::config(Kconfig::read(&m.kernel).as_ref()));
     kernel.push(sensors::offered(Path::new("/sys")));
     let (programs, cost) = match &backend {
@@ -139,7 +140,7 @@ pub fn checkup(ask: &Ask<'_>) -> Checkup {
         }
         CaptureBackend::Inside(_) => {
             checks.iter_mut().chain(&mut kernel).for_each(not_needed_inside);
-            (Vec::new(), None)
+            events(&backend, ask)
         }
     };
     let op_site = target.as_ref().and_then(|t| t.engines.first()).and_then(|e| e.op_site);
@@ -204,6 +205,22 @@ fn not_needed(check: &mut Check) {
         check.state = CheckResult::Optional;
         check.detail = format!("{}; perf events are used instead", check.detail);
         check.mend.clear();
+    }
+}
+
+/// The source that needs no privilege.
+fn from_inside(ask: &Ask<'_>) -> Check {
+    let check = Check::new("inside", "a library in the process of a command", CheckResult::Ok);
+    let optional = Check { state: CheckResult::Optional, ..check.clone() };
+    if ask.no_probe {
+        return match Inside::offered() {
+            Ok(()) => check,
+            Err(why) => optional.detail(&why.to_string()),
+        };
+    }
+    match measure::costs() {
+        Ok(costs) => check.detail(&format!("record --source inside -- COMMAND: {:.0} ns a hit; {}", costs.op, inside::LACKS)),
+        Err(why) => optional.detail(&why.to_string()),
     }
 }
 

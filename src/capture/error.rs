@@ -4,7 +4,7 @@ use crate::host::sensors::SensorError;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use crate::capture::inside::{DoorError, NoRoom};
+use crate::capture::inside::{DoorError, NoRoom, Refused};
 use crate::engine::discover::DiscoverError;
 use crate::host::diagnose::KernelError;
 use crate::host::namespaces::ForeignNamespace;
@@ -70,6 +70,8 @@ pub enum RecordError {
     Dump { source: io::Error },
     #[error("from inside the engine's process: {0}")]
     Inside(#[source] DoorError),
+    #[error("from inside the engine's process: {0}")]
+    InsideRefused(#[from] Refused),
     #[error("a running process cannot be recorded from inside: start it as 'profinfer record -- COMMAND', or allow BPF")]
     InsideRunning,
     #[error("sensors: {0}")]

@@ -13,13 +13,13 @@ use common::truth::{self, Habits};
 use common::{driver, engine, expect, live, model, skip};
 
 /// b3889 and b4753: every node is dispatched, none skipped, nothing fused.
-const EARLY: Habits = Habits { runs_nops: true, wants_flag: false, fuses: false };
-const B8121: Habits = Habits { runs_nops: false, wants_flag: true, fuses: false };
-const TODAY: Habits = Habits { runs_nops: false, wants_flag: true, fuses: true };
+pub const EARLY: Habits = Habits { runs_nops: true, wants_flag: false, fuses: false };
+pub const B8121: Habits = Habits { runs_nops: false, wants_flag: true, fuses: false };
+pub const TODAY: Habits = Habits { runs_nops: false, wants_flag: true, fuses: true };
 
-const FORWARD: &str = "ggml_compute_forward";
-const EXTRA: &str = "ggml_cpu_extra_compute_forward";
-const FUSED: &str = "ggml_compute_forward_rms_norm_mul_fused + ggml_cpu_extra_compute_forward";
+pub const FORWARD: &str = "ggml_compute_forward";
+pub const EXTRA: &str = "ggml_cpu_extra_compute_forward";
+pub const FUSED: &str = "ggml_compute_forward_rms_norm_mul_fused + ggml_cpu_extra_compute_forward";
 
 /// Tokens after the prefill: two graphs of the same shape, and a few more.
 const DECODES: usize = 4;
@@ -66,7 +66,7 @@ fn one(lib: &Path, model: &Path, threads: u32, habits: Habits, op: &str) {
 }
 
 /// A recording agrees with the engine's own account of the same run, a prefill and `decodes` tokens.
-fn agrees(seen: &Seen, pid: u32, dump: &Path, (threads, decodes): (u32, usize), habits: Habits, op: &str) {
+pub fn agrees(seen: &Seen, pid: u32, dump: &Path, (threads, decodes): (u32, usize), habits: Habits, op: &str) {
     assert_eq!(seen.footer().end, "target exited");
     seen.complete();
     assert_eq!(seen.footer().read_errors, 0, "failed reads of the target's memory");

@@ -72,7 +72,8 @@ fn fake(program: &Path, options: &[&str], args: &[&str]) -> Case {
     Case { run: record(&all), dump, _dir: dir }
 }
 
-fn agrees(program: &Path, options: &[&str], args: &[&str]) -> Seen {
+/// Records the fake; what is in the trace is what it says of itself.
+pub fn agrees(program: &Path, options: &[&str], args: &[&str]) -> Seen {
     let case = fake(program, options, args);
     let seen = case.run.seen();
     counts_agree(&seen, &case.run.said());

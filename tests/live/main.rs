@@ -37,6 +37,7 @@ mod finder;
 mod fixtures;
 mod flood;
 mod hexagon;
+mod inside;
 mod kill;
 mod layers;
 mod merge;

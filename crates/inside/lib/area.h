@@ -59,7 +59,7 @@ struct hello {
 	__u64 brk;    /* address of r_debug.r_state */
 };
 
-enum { HELLO_START = 1, HELLO_LOADED, HELLO_FORKED };
+enum { HELLO_START = 1, HELLO_LOADED, HELLO_FORKED, HELLO_FULL };
 
 /* What the recorder answers, any number of times; each is answered with 0 or a negative errno. */
 #define ORDER_BYTES 4096
@@ -76,6 +76,8 @@ enum {
 	ORDER_AREA,   /* map the descriptor that comes along, `length` bytes */
 	ORDER_CODE,   /* new executable memory of ORDER_BYTES with these bytes */
 	ORDER_PATCH,  /* replace `length` bytes, which must be as in `old` */
+	ORDER_FILL,    /* an engine was found: all of the memory will be used */
+	ORDER_MEASURE, /* call `address`, and what `old` begins with unless it is 0, `length` times: answered with ns */
 };
 
 #endif

@@ -55,11 +55,19 @@ __u64 inside_id(void)
 	return (__u64)area->tgid << 32 | me.tid;
 }
 
+/* Where the C library has told the kernel to write the thread's CPU (glibc 2.35, rseq(2)), if it has. */
+#define OF_LIBC __attribute__((weak, visibility("default")))
+extern const long __rseq_offset OF_LIBC;
+extern const __u32 __rseq_size OF_LIBC;
+
 __u32 inside_cpu(void)
 {
 	long (*getcpu)(__u32 *, void *, void *) = (void *)area->getcpu;
 	__u32 cpu = -1;
 
+	/* cpu_id, behind cpu_id_start; not registered: negative. */
+	if (&__rseq_offset && &__rseq_size && __rseq_size)
+		return *(volatile __u32 *)(thread_pointer() + __rseq_offset + 4);
 	if (getcpu)
 		getcpu(&cpu, 0, 0);
 	return cpu;
@@ -108,8 +116,10 @@ static __u64 key_of(const void *key, __u32 size)
 
 static __u64 *entry(void *slots, __u32 entries, __u32 value_size, __u64 key, __u32 i)
 {
-	__u64 at = ((key * 0x9e3779b97f4a7c15ULL >> 32) + i) % entries;
+	__u64 hash = key * 0x9e3779b97f4a7c15ULL >> 32, at = (hash * entries >> 32) + i;
 
+	if (at >= entries)
+		at -= entries;
 	return (void *)((char *)slots + at * (8 + ((value_size + 7) & ~7U)));
 }
 
@@ -166,6 +176,8 @@ long inside_delete(void *slots, __u32 kind, __u32 entries, __u32 key_size, __u32
 	return 0;
 }
 
+static long full(void);
+
 /* Writers reserve by a compare and exchange: any number of threads, and handlers of signals within them. */
 long inside_send(const void *event, __u64 size)
 {
@@ -178,7 +190,7 @@ long inside_send(const void *event, __u64 size)
 		at = head & (bytes - 1);
 		skip = need > bytes - at ? bytes - at : 0;
 		if (head + skip + need - __atomic_load_n(&ring->tail, __ATOMIC_ACQUIRE) > bytes)
-			return -EAGAIN;
+			return full();
 	} while (!__atomic_compare_exchange_n(&ring->head, &head, head + skip + need, true, __ATOMIC_RELAXED,
 					      __ATOMIC_RELAXED));
 	if (skip) {
@@ -210,6 +222,29 @@ static program *const programs[] = {
 #define LOADED 0xffff
 
 static void ask(__u32 why);
+/* A thread asks. */
+static __u32 asking;
+
+/* Calls of the table's functions pass on at once. */
+static struct site no_sites[SITES];
+
+/*
+ * This is a child of the process that had the memory: it asks for its own, once, and until then nothing of it is
+ * recorded.
+ */
+static bool forked(void)
+{
+	static __u32 asked;
+
+	if (!__atomic_exchange_n(&asked, 1, __ATOMIC_RELAXED)) {
+		inside_sites = no_sites;
+		asking = 0;
+		me.tid = 0;
+		ask(HELLO_FORKED);
+		asked = 0;
+	}
+	return *alive;
+}
 
 static void run(struct pt_regs *regs, const struct site *site, __u32 number)
 {
@@ -219,7 +254,9 @@ static void run(struct pt_regs *regs, const struct site *site, __u32 number)
 			ask(HELLO_LOADED);
 		return;
 	}
-	if (!*alive || number >= PROGRAMS || site->engine >= ENGINES)
+	if (!*alive && !forked())
+		return;
+	if (number >= PROGRAMS || site->engine >= ENGINES)
 		return;
 	if (!me.tid) {
 		static __u32 threads;
@@ -354,11 +391,34 @@ static long use_patch(const struct order *order)
 	return done;
 }
 
+/* Maps all of the shared memory now, so that no hit has to wait for a page. Kernels before 5.14 do not. */
+static long fill(void)
+{
+	__u64 rings = area->shards * (RING_HEAD + (__u64)area->ring_bytes);
+
+	system3(SYS_madvise, (long)area, RINGS_AT + rings, MADV_POPULATE_WRITE);
+	return 0;
+}
+
+static long measure(const struct order *order)
+{
+	typedef void function(void *, void *, void *);
+	static __u64 params[64], tensor[64];
+	function *first = (function *)order->address, *second = *(function *const *)order->old;
+	__u64 begin = inside_now();
+
+	for (__u32 i = 0; i < order->length; i++) {
+		first(params, tensor, 0);
+		if (second)
+			second(0, 0, 0);
+	}
+	return inside_now() - begin;
+}
+
 /* Asks at the door and does what it says. Nobody there, or not in time: all goes on as it is. */
 static void ask(__u32 why)
 {
 	static struct order order;
-	static __u32 asking;
 	struct sockaddr_un to = { AF_UNIX, { 0 } };
 	struct timeval patience = { 60, 0 };
 	struct hello hello = { AREA_MAGIC, why, system0(SYS_gettid), (__u64)inside_thunk, 0, (__u64)loader_state };
@@ -376,8 +436,12 @@ static void ask(__u32 why)
 		goto done;
 	hello.loaded = loader_hook;
 	system5(SYS_setsockopt, fd, SOL_SOCKET, SO_RCVTIMEO, (long)&patience, sizeof(patience));
-	if (failed(system3(SYS_connect, fd, (long)&to, 2 + 1 + length)) ||
-	    failed(system6(SYS_sendto, fd, (long)&hello, sizeof(hello), MSG_NOSIGNAL, 0, 0)))
+	if (failed(system3(SYS_connect, fd, (long)&to, 2 + 1 + length))) {
+		/* The recorder is gone. */
+		inside_sites = no_sites;
+		goto close;
+	}
+	if (failed(system6(SYS_sendto, fd, (long)&hello, sizeof(hello), MSG_NOSIGNAL, 0, 0)))
 		goto close;
 	for (;;) {
 		long passed = -1, answer = receive(fd, &order, sizeof(order), &passed);
@@ -387,6 +451,8 @@ static void ask(__u32 why)
 		answer = order.what == ORDER_AREA    ? use_area(passed, order.length | (__u64)order.address << 32)
 			 : order.what == ORDER_CODE  ? use_code(&order)
 			 : order.what == ORDER_PATCH ? use_patch(&order)
+			 : order.what == ORDER_MEASURE && area ? measure(&order)
+			 : order.what == ORDER_FILL && area    ? fill()
 						     : -EINVAL;
 		if (passed >= 0)
 			system1(SYS_close, passed);
@@ -399,11 +465,19 @@ done:
 	__atomic_store_n(&asking, 0, __ATOMIC_RELEASE);
 }
 
+/* A ring is full: from time to time it is asked whether anybody still reads it. */
+static long full(void)
+{
+	static __u32 times;
+
+	if (__atomic_fetch_add(&times, 1, __ATOMIC_RELAXED) % 4096 == 4095)
+		ask(HELLO_FULL);
+	return -EAGAIN;
+}
+
 __attribute__((constructor)) static void start(void)
 {
-	static struct site none[1];
-
-	inside_sites = none;
+	inside_sites = no_sites;
 	if (door[0])
 		return;
 	find_loader();

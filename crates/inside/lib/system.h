@@ -7,7 +7,7 @@ enum { EAGAIN = 11, ENOMEM = 12, EEXIST = 17, EINVAL = 22, ESTALE = 116, EIO = 5
 enum { AT_FDCWD = -100, O_RDONLY = 0, O_RDWR = 2, O_CLOEXEC = 02000000 };
 enum { PROT_READ = 1, PROT_WRITE = 2, PROT_EXEC = 4 };
 enum { MAP_SHARED = 1, MAP_PRIVATE = 2, MAP_ANONYMOUS = 0x20, MAP_NORESERVE = 0x4000, MAP_FIXED_NOREPLACE = 0x100000 };
-enum { MADV_WIPEONFORK = 18, CLOCK_MONOTONIC = 1 };
+enum { MADV_WIPEONFORK = 18, MADV_POPULATE_WRITE = 23, CLOCK_MONOTONIC = 1 };
 enum { AF_UNIX = 1, SOCK_SEQPACKET = 5, SOCK_CLOEXEC = 02000000, SOL_SOCKET = 1, SO_RCVTIMEO = 20, SCM_RIGHTS = 1 };
 enum { MSG_NOSIGNAL = 0x4000, MSG_CMSG_CLOEXEC = 0x40000000 };
 enum { AT_NULL = 0, AT_PHDR = 3, AT_PHNUM = 5, AT_PAGESZ = 6, PT_DYNAMIC = 2, PT_PHDR = 6, DT_NULL = 0, DT_DEBUG = 21 };
@@ -55,6 +55,14 @@ static inline long system6(long n, long a, long b, long c, long d, long e, long 
 	return result;
 }
 
+static inline char *thread_pointer(void)
+{
+	char *at;
+
+	asm("movq %%fs:0, %0" : "=r"(at));
+	return at;
+}
+
 /* The processor sees by itself that instructions were written. */
 static inline void synchronize(void *from, __u64 length)
 {
@@ -89,6 +97,14 @@ static inline long system6(long n, long a, long b, long c, long d, long e, long 
 		     : "r"(x8), "r"(x1), "r"(x2), "r"(x3), "r"(x4), "r"(x5)
 		     : "memory");
 	return x0;
+}
+
+static inline char *thread_pointer(void)
+{
+	char *at;
+
+	asm("mrs %0, tpidr_el0" : "=r"(at));
+	return at;
 }
 
 /* Makes instructions that were written visible to fetches (Arm ARM, B2.4.4). */

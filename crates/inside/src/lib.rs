@@ -89,6 +89,8 @@ pub struct Hello {
 /// `Hello::why`.
 pub const START: u32 = 1;
 pub const LOADED_MORE: u32 = 2;
+pub const FORKED: u32 = 3;
+pub const FULL: u32 = 4;
 
 pub const ORDER_BYTES: usize = 4096;
 
@@ -108,10 +110,17 @@ pub const GO: u32 = 1;
 pub const AREA: u32 = 2;
 pub const CODE: u32 = 3;
 pub const PATCH: u32 = 4;
+pub const FILL: u32 = 5;
+pub const MEASURE: u32 = 6;
 
 impl Order {
     pub fn new(what: u32) -> Order {
         Order { what, length: 0, address: 0, old: [0; 16], bytes: [0; ORDER_BYTES] }
+    }
+
+    /// To map shared memory of this size.
+    pub fn area(bytes: u64) -> Order {
+        Order { length: bytes as u32, address: bytes >> 32, ..Order::new(AREA) }
     }
 }
 

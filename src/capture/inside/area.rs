@@ -12,6 +12,12 @@ use crate::capture::event::{COUNTERS, KINDS};
 use crate::capture::source::EventStats;
 use crate::capture::transport::ring_bytes;
 
+/// Rings of a process.
+pub fn shards() -> usize {
+    let cpus = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    cpus.next_power_of_two().min(inside::SHARDS)
+}
+
 /// The largest event is `ev_tensors`; a record is never longer.
 const MOST: usize = 8192;
 
@@ -28,14 +34,13 @@ pub struct Area {
 }
 
 impl Area {
-    /// New memory with a ring of this many bytes for each of the threads that run at the same time.
+    /// New memory with as many rings as threads can run at the same time, each of this size in bytes.
     ///
     /// # Errors
     /// The kernel has no memory file, or no address space.
     pub fn new(start: &inside::Start, ring: u64) -> io::Result<Area> {
-        let cpus = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-        let shards = cpus.next_power_of_two().min(inside::SHARDS);
-        let ring = ring_bytes(ring / shards as u64) as usize;
+        let shards = shards();
+        let ring = ring_bytes(ring) as usize;
         let bytes = inside::RINGS_AT + shards * (inside::RING_HEAD + ring);
         // SAFETY: a name that ends with a zero; a descriptor that nothing else owns.
         let file = unsafe {
@@ -93,6 +98,18 @@ impl Area {
     pub fn arm(&self, site: usize, leave: bool, on: bool) {
         let at = inside::SITES_AT + site.min(inside::SITES - 1) * inside::SITE_BYTES + if leave { 4 } else { 0 };
         self.half(at).store(on.into(), Ordering::Release);
+    }
+
+    /// Turns both programs of a site off.
+    pub fn disarm(&self, site: usize) {
+        [false, true].into_iter().for_each(|leave| self.arm(site, leave, false));
+    }
+
+    /// The table of sites as it is.
+    pub fn read_sites(&self, into: &mut [u8]) {
+        for (i, word) in into.chunks_exact_mut(8).enumerate() {
+            word.copy_from_slice(&self.word(inside::SITES_AT + 8 * i).load(Ordering::Relaxed).to_ne_bytes());
+        }
     }
 
     pub fn site(&self, at: usize, site: &inside::Site) {

@@ -125,6 +125,19 @@ impl Caller {
     /// # Errors
     /// The process refuses, with its reason; or it is gone.
     pub fn order(&self, order: &inside::Order, file: Option<BorrowedFd<'_>>) -> io::Result<()> {
+        match self.ask(order, file)? {
+            0 => Ok(()),
+            // Of the library: the bytes to replace are not what the file has.
+            e if e == -i64::from(libc::ESTALE) => Err(io::Error::other("its code is not as in its file")),
+            e => Err(io::Error::from_raw_os_error(i32::try_from(-e).unwrap_or(libc::EIO))),
+        }
+    }
+
+    /// The same, with a number as the answer.
+    ///
+    /// # Errors
+    /// The process is gone.
+    pub fn ask(&self, order: &inside::Order, file: Option<BorrowedFd<'_>>) -> io::Result<i64> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut control = SendAncillaryBuffer::new(&mut space);
         let passed: Vec<BorrowedFd<'_>> = file.into_iter().collect();
@@ -134,10 +147,9 @@ impl Caller {
         net::sendmsg(&self.socket, &[IoSlice::new(inside::bytes(order))], &mut control, SendFlags::NOSIGNAL)?;
         let mut answer = [0; 8];
         let (read, _) = net::recv(&self.socket, &mut answer, net::RecvFlags::empty())?;
-        match i64::from_ne_bytes(answer) {
-            _ if read != answer.len() => Err(io::ErrorKind::UnexpectedEof.into()),
-            0 => Ok(()),
-            e => Err(io::Error::from_raw_os_error(i32::try_from(-e).unwrap_or(libc::EIO))),
+        match read == answer.len() {
+            true => Ok(i64::from_ne_bytes(answer)),
+            false => Err(io::ErrorKind::UnexpectedEof.into()),
         }
     }
 

@@ -127,7 +127,7 @@ fn patch(jump: &Jump) -> Option<inside::Order> {
 }
 
 /// The free page nearest to an address, with a free page on both sides.
-fn free_page(taken: &[(u64, u64)], near: u64) -> Option<u64> {
+pub fn free_page(taken: &[(u64, u64)], near: u64) -> Option<u64> {
     let page = page_size() as u64;
     let ends = std::iter::once(LOWEST).chain(taken.iter().map(|t| t.1));
     let starts = taken.iter().map(|t| t.0);

@@ -8,7 +8,9 @@
 mod area;
 mod door;
 mod jumps;
+pub mod measure;
 mod moved;
+mod refused;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ffi::OsString;
@@ -38,6 +40,7 @@ use moved::Room;
 
 pub use door::DoorError;
 pub use moved::NoRoom;
+pub use refused::{Refused, check};
 
 /// What a recording from inside lacks, for doctor and the trace.
 pub const LACKS: &str = "who else took the CPU is not known, nor hardware counters";
@@ -145,13 +148,11 @@ impl Inside {
         let maps = maps::read(pid).unwrap_or_default();
         let (clock, getcpu) = vdso(&maps);
         let start = inside::Start { clock, getcpu, tgid: pid, ..inside::Start::default() };
-        let area = match Area::new(&start, self.options.buffer_bytes) {
+        let area = match Area::new(&start, self.options.buffer_bytes / area::shards() as u64) {
             Ok(area) => area,
             Err(e) => return self.refuse(pid, &format!("no shared memory: {e}")),
         };
-        let mut order = inside::Order::new(inside::AREA);
-        (order.length, order.address) = (area.bytes() as u32, area.bytes() >> 32);
-        if let Err(e) = caller.order(&order, Some(area.file.as_fd())) {
+        if let Err(e) = caller.order(&inside::Order::area(area.bytes()), Some(area.file.as_fd())) {
             return self.refuse(pid, &format!("it cannot map the shared memory: {e}"));
         }
         self.end(pid, false);
@@ -165,6 +166,32 @@ impl Inside {
             && let Some(parent) = target::parent(pid).filter(|parent| self.targets.contains(parent))
         {
             self.tell(ev_kind::EV_FORK, parent, pid.into());
+        }
+        true
+    }
+
+    /// A child by fork has the code of its parent: it gets memory of its own, with the same sites.
+    fn fork(&mut self, caller: Caller) -> bool {
+        let parent = target::parent(caller.pid);
+        let mut state = lock(&self.state);
+        let known = parent.and_then(|parent| state.processes.get(&parent));
+        let Some(known) = known else { return false };
+        let (sites, free) = (known.sites.clone(), known.free.clone());
+        let mut table = vec![0; inside::SITES * inside::SITE_BYTES];
+        known.area.read_sites(&mut table);
+        let pid = caller.pid;
+        if let Some(engines) = parent.and_then(|parent| state.admitted.get(&parent)).copied() {
+            state.admitted.insert(pid, engines);
+        }
+        let armed: Vec<_> = state.armed.iter().filter(|(of, ..)| Some(*of) == parent).copied().collect();
+        state.armed.extend(armed.into_iter().map(|(_, function, leave)| (pid, function, leave)));
+        drop(state);
+        if !self.begin(caller) {
+            return false;
+        }
+        if let Some(process) = lock(&self.state).processes.get_mut(&pid) {
+            process.area.write(inside::SITES_AT, &table);
+            (process.sites, process.free, process.follows) = (sites, free, true);
         }
         true
     }
@@ -332,7 +359,12 @@ impl State {
             };
             jumps.add(Some(f), function.room.clone(), entry, site);
         }
+        let first = process.sites.is_empty();
         let made = jumps.make(&caller, &process.area);
+        if first && !made.sites.is_empty() {
+            // A kernel that cannot is no reason not to record.
+            let _ = caller.order(&inside::Order::new(inside::FILL), None);
+        }
         process.sites.extend(made.sites);
         process.free = made.free;
         if let Some((number, why)) = made.refused {
@@ -435,6 +467,16 @@ impl Source for Inside {
             let caller = self.door.as_ref()?.next()?;
             let (pid, tid) = (caller.pid, caller.hello.tid);
             let more = caller.hello.why == inside::LOADED_MORE;
+            if caller.hello.why == inside::FORKED {
+                if self.fork(caller) {
+                    return Some(Halt { pid, tid, exec: 0 });
+                }
+                continue;
+            }
+            if caller.hello.why == inside::FULL {
+                caller.go();
+                continue;
+            }
             if more && let Some(process) = lock(&self.state).processes.get_mut(&pid) {
                 process.caller = Some(caller);
                 return Some(Halt { pid, tid, exec: 0 });
@@ -466,7 +508,15 @@ impl Source for Inside {
         self.release(before.saturating_sub(SLACK_NS));
     }
 
-    fn leave_processes(&mut self) {}
+    /// No process asks any more, and no program of theirs runs.
+    fn leave_processes(&mut self) {
+        self.door = None;
+        for process in lock(&self.state).processes.values_mut() {
+            process.caller = None;
+            process.area.admit(0);
+            (0..inside::SITES).for_each(|site| process.area.disarm(site));
+        }
+    }
 
     fn finish(&mut self) {
         self.take(&self.processes());

@@ -12,9 +12,11 @@ use super::Session;
 use super::output::notice;
 use crate::capture::backend::CaptureBackend;
 use crate::capture::error::RecordError;
+use crate::capture::inside;
 use crate::engine::discover::{self, DiscoverError};
 use crate::engine::elf::ElfError;
 use crate::engine::layer;
+use crate::engine::search::Launch;
 use crate::host::halt::{Halt, Halts};
 use crate::host::{ready, target};
 use crate::recorder::recording::SessionObserver;
@@ -42,6 +44,10 @@ impl Session {
                 "{variable} is set and holds one library only: it stays, and device times of {runtime} are not recorded"
             ));
         }
+        let inside = matches!(self.backend, CaptureBackend::Inside(_));
+        if inside && let Some(launch) = Launch::of_command(argv) {
+            inside::check(&launch.program)?;
+        }
         layers.set.extend(self.source.environment()?);
         let user = self.options.user.clone();
         let held =
@@ -58,7 +64,7 @@ impl Session {
         // The engine may be a child's: follow children from the first one on, whatever is known by then.
         self.source.start()?;
         self.hear(watch)?;
-        if self.engines.is_empty() && !matches!(self.backend, CaptureBackend::Inside(_)) {
+        if self.engines.is_empty() && !inside {
             self.halt(held.pid, watch)?;
         }
         let child = held.start().map_err(failed)?;
