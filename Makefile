@@ -114,7 +114,7 @@ lint: | setup ## rustfmt, clippy, clang-format, the workflow, dependencies, wait
 	python3 tests/imports.py
 	python3 tests/supply_chain.py
 	rustfmt --check --edition 2024 fuzz/src/main.rs
-	clang-format --dry-run -Werror src/bpf/*.[ch] cross/*.c cross/qemu/*.c $(C_OF_TESTS)
+	clang-format --dry-run -Werror src/bpf/*.[ch] crates/inside/lib/*.[ch] crates/inside/lib/shim/bpf/*.h cross/*.c cross/qemu/*.c $(C_OF_TESTS)
 
 rebuild-check: ## check that nothing is compiled again after no change, and nothing below a program after a change of it
 	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings

@@ -15,6 +15,7 @@ CRATES = {
     "common": set(),
     "pfi": {"common"},
     "kernels": set(),
+    "inside": set(),
     "tune": {"common"},
     "ggml": {"common", "kernels"},
     "runner": {"common", "ggml", "kernels"},
@@ -27,7 +28,7 @@ CRATES = {
 FOLDERS = {
     "host": {"common", "pfi"},
     "engine": {"common"},
-    "capture": {"common", "pfi"},
+    "capture": {"common", "inside", "pfi"},
     "recorder": {"common", "ggml", "pfi"},
     "daemon": {"common", "ggml", "pfi"},
     "tuner": {"analysis", "common", "pfi", "tune"},

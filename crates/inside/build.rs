@@ -23,8 +23,24 @@ fn main() {
     let objects = ["lib/inside.c", thunks].map(|source| {
         let object = out.join(Path::new(source).with_extension("o").file_name().expect("it has one"));
         let mut clang = Command::new(std::env::var_os("CLANG").unwrap_or("clang".into()));
-        clang.args(["-target", triple, define, own, "-nostdinc", "-ffreestanding", "-fPIC", "-O2", "-fno-unroll-loops"]);
-        clang.args(["-Wall", "-Werror", "-Wno-unknown-attributes", "-mgeneral-regs-only", "-fvisibility=hidden"]);
+        clang.args([
+            "-target",
+            triple,
+            define,
+            own,
+            "-nostdinc",
+            "-ffreestanding",
+            "-fPIC",
+            "-O2",
+            "-fno-unroll-loops",
+        ]);
+        clang.args([
+            "-Wall",
+            "-Werror",
+            "-Wno-unknown-attributes",
+            "-mgeneral-regs-only",
+            "-fvisibility=hidden",
+        ]);
         clang.args(["-fno-stack-protector", "-fasynchronous-unwind-tables", "-ffunction-sections"]);
         clang.args(["-Ilib", "-Ilib/shim", "-I", BPF, "-c", source, "-o"]).arg(&object);
         run(&mut clang);
@@ -54,6 +70,8 @@ fn linker() -> PathBuf {
 fn run(command: &mut Command) {
     let done = command.status();
     if !done.as_ref().is_ok_and(std::process::ExitStatus::success) {
-        panic!("{command:?}: {done:?}\n(clang is needed, and rust-lld or lld: scripts/setup.sh installs them)");
+        panic!(
+            "{command:?}: {done:?}\n(clang is needed, and rust-lld or lld: scripts/setup.sh installs them)"
+        );
     }
 }

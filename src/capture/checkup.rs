@@ -10,9 +10,9 @@ use crate::capture::calibrate::{self, Cost, Way};
 use crate::capture::calibration_target::Spot;
 use crate::capture::error::ProbeError;
 use crate::capture::features;
+use crate::capture::inside::{self, Inside, measure};
 use crate::capture::multi;
 use crate::capture::object::LoadedObject;
-use crate::capture::inside::{self, Inside, measure};
 use crate::capture::perf::{self, Perf};
 use crate::capture::pmc::{self, Counters};
 use crate::capture::process;
@@ -219,7 +219,11 @@ fn from_inside(ask: &Ask<'_>) -> Check {
         };
     }
     match measure::costs() {
-        Ok(costs) => check.detail(&format!("record --source inside -- COMMAND: {:.0} ns a hit; {}", costs.op, inside::LACKS)),
+        Ok(costs) => check.detail(&format!(
+            "record --source inside -- COMMAND: {:.0} ns a hit; {}",
+            costs.op,
+            inside::LACKS
+        )),
         Err(why) => optional.detail(&why.to_string()),
     }
 }

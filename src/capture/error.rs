@@ -4,7 +4,9 @@ use crate::host::sensors::SensorError;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use crate::capture::inside::{DoorError, NoRoom, Refused};
+use crate::capture::inside::door::DoorError;
+use crate::capture::inside::moved::NoRoom;
+use crate::capture::inside::refused::Refused;
 use crate::engine::discover::DiscoverError;
 use crate::host::diagnose::KernelError;
 use crate::host::namespaces::ForeignNamespace;
@@ -72,7 +74,9 @@ pub enum RecordError {
     Inside(#[source] DoorError),
     #[error("from inside the engine's process: {0}")]
     InsideRefused(#[from] Refused),
-    #[error("a running process cannot be recorded from inside: start it as 'profinfer record -- COMMAND', or allow BPF")]
+    #[error(
+        "a running process cannot be recorded from inside: start it as 'profinfer record -- COMMAND', or allow BPF"
+    )]
     InsideRunning,
     #[error("sensors: {0}")]
     Sensors(#[from] SensorError),

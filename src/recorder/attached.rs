@@ -259,7 +259,9 @@ impl AttachedEngine {
     pub fn reserve(&self, roles: &[Role], from: usize) {
         for &role in roles.iter().filter(|&&role| self.prober.takes(role)) {
             for point in self.ladder.rungs(role).iter().flat_map(|rung| &rung.points) {
-                let Some(file) = self.file_of(point.module).filter(|_| point.module >= from) else { continue };
+                let Some(file) = self.file_of(point.module).filter(|_| point.module >= from) else {
+                    continue;
+                };
                 let (enter, leave) = programs(point, role);
                 for prog in [Some(enter), leave.filter(|_| role != Role::Op)].into_iter().flatten() {
                     self.prober.reserve(prog, &file, point.sym_file_offset);

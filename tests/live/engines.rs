@@ -66,7 +66,14 @@ fn one(lib: &Path, model: &Path, threads: u32, habits: Habits, op: &str) {
 }
 
 /// A recording agrees with the engine's own account of the same run, a prefill and `decodes` tokens.
-pub fn agrees(seen: &Seen, pid: u32, dump: &Path, (threads, decodes): (u32, usize), habits: Habits, op: &str) {
+pub fn agrees(
+    seen: &Seen,
+    pid: u32,
+    dump: &Path,
+    (threads, decodes): (u32, usize),
+    habits: Habits,
+    op: &str,
+) {
     assert_eq!(seen.footer().end, "target exited");
     seen.complete();
     assert_eq!(seen.footer().read_errors, 0, "failed reads of the target's memory");

@@ -27,12 +27,23 @@ fn from_inside(seen: &Seen) {
 fn every_variant_says_the_same() {
     let _turn = live!(beside others);
     let variants = [
-        "modern", "modern-clang", "stripped", "local-forward", "dead-barrier", "reltable", "old", "ancient", "name128",
-        "prefixed", "late",
+        "modern",
+        "modern-clang",
+        "stripped",
+        "local-forward",
+        "dead-barrier",
+        "reltable",
+        "old",
+        "ancient",
+        "name128",
+        "prefixed",
+        "late",
     ];
     for name in variants {
         let program = fixture!(name);
-        for args in [&["-n", "12", "--moe", "-t", "3"][..], &["-n", "12", "--fresh-threads", "--split"], &["--roam"]] {
+        for args in
+            [&["-n", "12", "--moe", "-t", "3"][..], &["-n", "12", "--fresh-threads", "--split"], &["--roam"]]
+        {
             println!("{name} {args:?}");
             from_inside(&fixtures::agrees(&program, &INSIDE, args));
         }
@@ -44,7 +55,8 @@ fn levels_are_those_of_other_sources() {
     let _turn = live!(beside others);
     let program = fixture!("modern");
     let program = program.to_str().expect("UTF-8");
-    let at = |level: &str| record(&[&INSIDE[..], &["--level", level, "--", program, "-n", "12"]].concat()).seen();
+    let at =
+        |level: &str| record(&[&INSIDE[..], &["--level", level, "--", program, "-n", "12"]].concat()).seen();
     let token = at("token");
     token.complete();
     assert_eq!((token.all.tokens.len(), token.all.graphs.len(), token.slices()), (13, 0, 0));
@@ -66,7 +78,21 @@ fn real_engine(name: &str, habits: Habits, op: &str) {
         let (driver, model) = (driver(), model(preset, "q4_0"));
         let paths = [&driver, &lib, &model, &dump].map(|path| path.to_str().expect("UTF-8").to_owned());
         let [driver, lib, model, file] = paths.each_ref().map(String::as_str);
-        let command = [driver, "--engine", lib, "--model", model, "--dump", file, "-p", "7", "-n", "4", "-t", &threads_text];
+        let command = [
+            driver,
+            "--engine",
+            lib,
+            "--model",
+            model,
+            "--dump",
+            file,
+            "-p",
+            "7",
+            "-n",
+            "4",
+            "-t",
+            &threads_text,
+        ];
         let run = record(&[&INSIDE[..], &["--"], &command].concat());
         let seen = run.seen();
         from_inside(&seen);
@@ -190,13 +216,10 @@ fn an_engine_outlives_its_recorder_and_says_the_same() {
     let dir = tempfile::tempdir().expect("a directory");
     let (said, go) = (dir.path().join("said"), dir.path().join("go"));
     // Far more events than fit into the rings.
-    let engine = format!(
-        "{} -n 30000 --op-ns 0 --hold-for {} >{}",
-        program.display(),
-        go.display(),
-        said.display()
-    );
-    let mut recorder = Recorder::start(&[&INSIDE[..], &["--buffer-size", "64K", "--", "sh", "-c", &engine]].concat());
+    let engine =
+        format!("{} -n 30000 --op-ns 0 --hold-for {} >{}", program.display(), go.display(), said.display());
+    let mut recorder =
+        Recorder::start(&[&INSIDE[..], &["--buffer-size", "64K", "--", "sh", "-c", &engine]].concat());
     recorder.wait_for_event("attached");
     recorder.child.kill().expect("killed");
     recorder.child.wait().expect("reaped");
@@ -234,10 +257,13 @@ fn an_engine_that_goes_on_is_left_alone() {
     let dir = tempfile::tempdir().expect("a directory");
     let said = dir.path().join("said");
     let engine = format!("exec {} -n 3000 --op-ns 2000 >{}", program.display(), said.display());
-    let run = record(&[&INSIDE[..], &["--tokens", "20", "--leave-running", "--", "sh", "-c", &engine]].concat());
+    let run =
+        record(&[&INSIDE[..], &["--tokens", "20", "--leave-running", "--", "sh", "-c", &engine]].concat());
     let seen = run.seen();
     assert!(seen.footer().end == "tokens" && seen.all.tokens.len() >= 20);
-    wait_until("the engine ends by itself", || fs::read_to_string(&said).is_ok_and(|text| text.ends_with("}\n")));
+    wait_until("the engine ends by itself", || {
+        fs::read_to_string(&said).is_ok_and(|text| text.ends_with("}\n"))
+    });
 }
 
 #[test]
@@ -245,7 +271,11 @@ fn programs_without_a_loader_are_refused() {
     let program = fixture!("static");
     let dir = tempfile::tempdir().expect("a directory");
     let mut command = profinfer();
-    command.args(["record", "--source", "inside", "-o"]).arg(dir.path().join("t.pfi")).arg("--").arg(&program);
+    command
+        .args(["record", "--source", "inside", "-o"])
+        .arg(dir.path().join("t.pfi"))
+        .arg("--")
+        .arg(&program);
     let mut child = command.stderr(std::process::Stdio::piped()).spawn().expect("it starts");
     let status = wait(&mut child);
     let mut said = String::new();

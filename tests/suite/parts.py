@@ -47,6 +47,7 @@ PATHS = [
     ("crates/common/*", "no-agent rustdoc arm"),
     ("crates/dataset/*", "spark rustdoc"),
     ("crates/ggml/*", "arm no-agent rustdoc"),
+    ("crates/inside/*", "guests dist"),
     ("crates/kernels/*", "arm dist rustdoc"),
     ("crates/layers/*", "devices dist"),
     ("crates/pfi/*", "arm no-agent rustdoc kill"),

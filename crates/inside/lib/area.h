@@ -54,7 +54,7 @@ struct hello {
 	__u64 magic;
 	__u32 why; /* HELLO_* */
 	__u32 tid;
-	__u64 thunk; /* address of what slots of functions call */
+	__u64 thunk;  /* address of what slots of functions call */
 	__u64 loaded; /* the function that the loader calls when it has mapped something, 0: not known */
 	__u64 brk;    /* address of r_debug.r_state */
 };
@@ -72,10 +72,10 @@ struct order {
 };
 
 enum {
-	ORDER_GO = 1, /* nothing more */
-	ORDER_AREA,   /* map the descriptor that comes along, `length` bytes */
-	ORDER_CODE,   /* new executable memory of ORDER_BYTES with these bytes */
-	ORDER_PATCH,  /* replace `length` bytes, which must be as in `old` */
+	ORDER_GO = 1,  /* nothing more */
+	ORDER_AREA,    /* map the descriptor that comes along, `length` bytes */
+	ORDER_CODE,    /* new executable memory of ORDER_BYTES with these bytes */
+	ORDER_PATCH,   /* replace `length` bytes, which must be as in `old` */
 	ORDER_FILL,    /* an engine was found: all of the memory will be used */
 	ORDER_MEASURE, /* call `address`, and what `old` begins with unless it is 0, `length` times: answered with ns */
 };

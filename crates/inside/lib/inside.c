@@ -111,7 +111,7 @@ bool inside_read(void *to, __u32 size, __u64 from)
 static __u64 key_of(const void *key, __u32 size)
 {
 	/* Of an address in a process, the address: there is but one process. */
-	return size == 4 ? (__u64)*(const __u32 *)key : *(const __u64 *)key;
+	return size == 4 ? (__u64) * (const __u32 *)key : *(const __u64 *)key;
 }
 
 static __u64 *entry(void *slots, __u32 entries, __u32 value_size, __u64 key, __u32 i)
@@ -206,16 +206,16 @@ typedef int program(struct pt_regs *);
 
 /* By number, in the order of `Prog::ALL` (src/engine/probes.rs). */
 static program *const programs[] = {
-	token_process,	token_decode,	token_encode,	 token_exit,	  sched_enter,	    sched_exit,
-	split_enter,	split_exit,	node_enter,	 node_tensor1,	  node_tensor2,	    node_tensor3,
-	node_tensor4,	node_exit,	kernels_enter,	 dispatch_kernel, dispatch_graph,   batch_write,
-	batch_written,	batch_read,	batch_answered,	 ticks_fetch,	  ticks_fetched,    period_ask,
-	period_ask2,	period_told,	graph_enter,	 graph_exit,	  op_enter,	    fused_enter,
-	op_exit,	barrier_enter,	phase_tokenize,	 phase_detokenize, phase_sampling,  phase_load,
-	phase_exit,	wait_backend,	wait_sched,	 wait_context,	  wait_read,	    wait_exit,
-	ubatch_enter,	memory_clear,	memory_remove,	 memory_copy,	  memory_keep,	    memory_shift,
-	memory_divide,	state_save,	state_load,	 state_seq_save,  state_seq_load,   state_file_save,
-	state_file_load, task_post,	task_post_all,	 task_result,
+	token_process,	 token_decode,	token_encode,	token_exit,	  sched_enter,	  sched_exit,
+	split_enter,	 split_exit,	node_enter,	node_tensor1,	  node_tensor2,	  node_tensor3,
+	node_tensor4,	 node_exit,	kernels_enter,	dispatch_kernel,  dispatch_graph, batch_write,
+	batch_written,	 batch_read,	batch_answered, ticks_fetch,	  ticks_fetched,  period_ask,
+	period_ask2,	 period_told,	graph_enter,	graph_exit,	  op_enter,	  fused_enter,
+	op_exit,	 barrier_enter, phase_tokenize, phase_detokenize, phase_sampling, phase_load,
+	phase_exit,	 wait_backend,	wait_sched,	wait_context,	  wait_read,	  wait_exit,
+	ubatch_enter,	 memory_clear,	memory_remove,	memory_copy,	  memory_keep,	  memory_shift,
+	memory_divide,	 state_save,	state_load,	state_seq_save,	  state_seq_load, state_file_save,
+	state_file_load, task_post,	task_post_all,	task_result,
 };
 #define PROGRAMS (sizeof(programs) / sizeof(*programs))
 /* Not a program: the loader has mapped something. */
@@ -453,7 +453,7 @@ static void ask(__u32 why)
 			 : order.what == ORDER_PATCH ? use_patch(&order)
 			 : order.what == ORDER_MEASURE && area ? measure(&order)
 			 : order.what == ORDER_FILL && area    ? fill()
-						     : -EINVAL;
+							       : -EINVAL;
 		if (passed >= 0)
 			system1(SYS_close, passed);
 		if (failed(system6(SYS_sendto, fd, (long)&answer, sizeof(answer), MSG_NOSIGNAL, 0, 0)))

@@ -92,10 +92,7 @@ static inline long system6(long n, long a, long b, long c, long d, long e, long 
 	register long x8 asm("x8") = n, x0 asm("x0") = a, x1 asm("x1") = b, x2 asm("x2") = c;
 	register long x3 asm("x3") = d, x4 asm("x4") = e, x5 asm("x5") = f;
 
-	asm volatile("svc 0"
-		     : "+r"(x0)
-		     : "r"(x8), "r"(x1), "r"(x2), "r"(x3), "r"(x4), "r"(x5)
-		     : "memory");
+	asm volatile("svc 0" : "+r"(x0) : "r"(x8), "r"(x1), "r"(x2), "r"(x3), "r"(x4), "r"(x5) : "memory");
 	return x0;
 }
 

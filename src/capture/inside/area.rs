@@ -44,7 +44,10 @@ impl Area {
         let bytes = inside::RINGS_AT + shards * (inside::RING_HEAD + ring);
         // SAFETY: a name that ends with a zero; a descriptor that nothing else owns.
         let file = unsafe {
-            match libc::memfd_create(c"profinfer-inside".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) {
+            match libc::memfd_create(
+                c"profinfer-inside".as_ptr(),
+                libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING,
+            ) {
                 -1 => return Err(io::Error::last_os_error()),
                 fd => File::from_raw_fd(fd),
             }
@@ -54,12 +57,8 @@ impl Area {
         rustix::fs::fcntl_add_seals(&file, rustix::fs::SealFlags::SHRINK | rustix::fs::SealFlags::GROW)?;
         let map = MmapOptions::new().len(bytes).map_raw(&file)?;
         let area = Area { file, map, shards, ring, tails: vec![0; shards], broken: false };
-        let start = inside::Start {
-            magic: inside::MAGIC,
-            shards: shards as u32,
-            ring_bytes: ring as u32,
-            ..*start
-        };
+        let start =
+            inside::Start { magic: inside::MAGIC, shards: shards as u32, ring_bytes: ring as u32, ..*start };
         area.write(0, inside::bytes(&start));
         Ok(area)
     }
@@ -72,13 +71,15 @@ impl Area {
     pub fn write(&self, at: usize, bytes: &[u8]) {
         if at.checked_add(bytes.len()).is_some_and(|end| end <= self.map.len()) {
             // SAFETY: within the mapping, as just checked; it is memory of this process that only raw pointers name.
-            unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.map.as_mut_ptr().add(at), bytes.len()) };
+            unsafe {
+                std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.map.as_mut_ptr().add(at), bytes.len())
+            };
         }
     }
 
     fn word(&self, at: usize) -> &AtomicU64 {
         static NONE: AtomicU64 = AtomicU64::new(0);
-        if at % 8 != 0 || at + 8 > self.map.len() {
+        if !at.is_multiple_of(8) || at + 8 > self.map.len() {
             return &NONE;
         }
         // SAFETY: aligned and within the mapping, which lives as long as `self`; other accesses are atomic too.
@@ -87,7 +88,7 @@ impl Area {
 
     fn half(&self, at: usize) -> &AtomicU32 {
         static NONE: AtomicU32 = AtomicU32::new(0);
-        if at % 4 != 0 || at + 4 > self.map.len() {
+        if !at.is_multiple_of(4) || at + 4 > self.map.len() {
             return &NONE;
         }
         // SAFETY: as in `word`.
@@ -96,7 +97,8 @@ impl Area {
 
     /// Turns a program of a site on or off.
     pub fn arm(&self, site: usize, leave: bool, on: bool) {
-        let at = inside::SITES_AT + site.min(inside::SITES - 1) * inside::SITE_BYTES + if leave { 4 } else { 0 };
+        let at =
+            inside::SITES_AT + site.min(inside::SITES - 1) * inside::SITE_BYTES + if leave { 4 } else { 0 };
         self.half(at).store(on.into(), Ordering::Release);
     }
 
@@ -137,7 +139,13 @@ impl Area {
     }
 
     /// False: there is none.
-    fn next(&mut self, shard: usize, head: usize, into: &mut [u64], sink: &mut dyn FnMut(&mut [u64])) -> bool {
+    fn next(
+        &mut self,
+        shard: usize,
+        head: usize,
+        into: &mut [u64],
+        sink: &mut dyn FnMut(&mut [u64]),
+    ) -> bool {
         let Some(&tail) = self.tails.get(shard) else { return false };
         let at = tail as usize & (self.ring - 1);
         let data = head + inside::RING_HEAD;
@@ -150,7 +158,7 @@ impl Area {
         let length = (first & !(inside::RECORD_DONE | inside::RECORD_SKIP)) as usize;
         let skip = first & inside::RECORD_SKIP != 0;
         let most = if skip { self.ring } else { MOST };
-        if length < 8 || length % 8 != 0 || length > most || at + length > self.ring {
+        if length < 8 || !length.is_multiple_of(8) || length > most || at + length > self.ring {
             self.broken = true;
             return false;
         }
@@ -228,7 +236,9 @@ mod tests {
 
     #[test]
     fn what_cannot_be_a_record_ends_the_reading() {
-        for first in [1, 4 | inside::RECORD_DONE, 12 | inside::RECORD_DONE, u64::MAX, (1 << 40) | inside::RECORD_DONE] {
+        for first in
+            [1, 4 | inside::RECORD_DONE, 12 | inside::RECORD_DONE, u64::MAX, (1 << 40) | inside::RECORD_DONE]
+        {
             let mut area = area();
             put(&area, 0, &[first]);
             assert!(taken(&mut area).is_empty() && area.broken, "{first:x}");

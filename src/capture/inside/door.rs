@@ -8,7 +8,10 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::time::Duration;
 
-use rustix::net::{self, AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::net::{
+    self, AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags,
+    SocketType,
+};
 
 use crate::capture::skel;
 
@@ -44,13 +47,17 @@ impl Door {
     /// # Errors
     /// The kernel refuses a socket or a file of memory.
     pub fn open() -> Result<Door, DoorError> {
-        let mut library = skel::unpacked(inside::PACKED, inside::unpacked_bytes()).ok_or(DoorError::Damaged)?;
+        let mut library =
+            skel::unpacked(inside::PACKED, inside::unpacked_bytes()).ok_or(DoorError::Damaged)?;
         let mut name = [0; 16];
-        File::open("/dev/urandom").and_then(|mut random| random.read_exact(&mut name)).map_err(DoorError::Socket)?;
+        File::open("/dev/urandom")
+            .and_then(|mut random| random.read_exact(&mut name))
+            .map_err(DoorError::Socket)?;
         let name: String = name.iter().map(|byte| format!("{byte:02x}")).collect();
         let name = format!("profinfer-{name}");
         let mark = library.windows(inside::DOOR_MARK.len()).position(|w| w == inside::DOOR_MARK);
-        let place = mark.and_then(|at| library.get_mut(at..at + inside::DOOR_BYTES)).ok_or(DoorError::NoLibrary)?;
+        let place =
+            mark.and_then(|at| library.get_mut(at..at + inside::DOOR_BYTES)).ok_or(DoorError::NoLibrary)?;
         place.fill(0);
         place.iter_mut().skip(1).zip(name.bytes()).for_each(|(to, byte)| *to = byte);
         let socket = listen(&name).map_err(|e| DoorError::Socket(e.into()))?;
@@ -59,7 +66,8 @@ impl Door {
 
     /// The variable that makes a command's loader load the library, before those that it loads already.
     pub fn variable(&self) -> (&'static str, OsString) {
-        let mut value = OsString::from(format!("/proc/{}/fd/{}", std::process::id(), self.library.as_raw_fd()));
+        let mut value =
+            OsString::from(format!("/proc/{}/fd/{}", std::process::id(), self.library.as_raw_fd()));
         if let Some(others) = std::env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {
             value.push(":");
             value.push(others);
@@ -115,7 +123,8 @@ impl Caller {
         let mut hello = [0; size_of::<inside::Hello>()];
         let (read, _) = net::recv(&socket, &mut hello, net::RecvFlags::empty()).ok()?;
         // SAFETY: as many bytes as the struct has, all of which are integers.
-        let hello: inside::Hello = (read == hello.len()).then(|| unsafe { hello.as_ptr().cast::<inside::Hello>().read_unaligned() })?;
+        let hello: inside::Hello = (read == hello.len())
+            .then(|| unsafe { hello.as_ptr().cast::<inside::Hello>().read_unaligned() })?;
         let pid = u32::try_from(peer.pid.as_raw_nonzero().get()).ok()?;
         (hello.magic == inside::MAGIC).then_some(Caller { socket, pid, hello })
     }

@@ -36,7 +36,9 @@ pub enum MeasureError {
     Door(#[from] DoorError),
     #[error("no program could be started for it: {0}")]
     Start(#[source] io::Error),
-    #[error("'true' ended without loading the library: it is linked statically, or its loader ignores LD_PRELOAD")]
+    #[error(
+        "'true' ended without loading the library: it is linked statically, or its loader ignores LD_PRELOAD"
+    )]
     NotLoaded,
     #[error("{0}")]
     Process(#[source] io::Error),
@@ -60,7 +62,8 @@ pub fn costs() -> Result<Costs, MeasureError> {
     let mut command = Command::new("true");
     command.env(name, value).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     let mut child = command.spawn().map_err(MeasureError::Start)?;
-    let measured = caller(&door, &mut child).and_then(|caller| measure(caller).map_err(MeasureError::Process));
+    let measured =
+        caller(&door, &mut child).and_then(|caller| measure(caller).map_err(MeasureError::Process));
     drop(door);
     let _ = child.wait();
     measured
@@ -87,7 +90,10 @@ fn measure(caller: Caller) -> io::Result<Costs> {
     let mut area = Area::new(&start, RING)?;
     caller.order(&inside::Order::area(area.bytes()), Some(area.file.as_fd()))?;
     let room = moved::room(MACHINE, empty_function()).map_err(io::Error::other)?;
-    let page = super::jumps::free_page(&maps.iter().map(|m| (m.start, m.end)).collect::<Vec<_>>(), caller.hello.thunk);
+    let page = super::jumps::free_page(
+        &maps.iter().map(|m| (m.start, m.end)).collect::<Vec<_>>(),
+        caller.hello.thunk,
+    );
     let page = page.ok_or(io::ErrorKind::OutOfMemory)?;
     let mut code = inside::Order::new(inside::CODE);
     code.address = page;
@@ -100,7 +106,16 @@ fn measure(caller: Caller) -> io::Result<Costs> {
         let number = |prog: Option<Prog>| prog.and_then(number).unwrap_or(0);
         let leave_on = u32::from(leave.is_some());
         let (enter_program, leave_program) = (number(Some(enter)), number(leave));
-        area.site(site, &inside::Site { enter: 1, leave: leave_on, enter_program, leave_program, ..inside::Site::default() });
+        area.site(
+            site,
+            &inside::Site {
+                enter: 1,
+                leave: leave_on,
+                enter_program,
+                leave_program,
+                ..inside::Site::default()
+            },
+        );
     }
     caller.order(&code, None)?;
     area.admit(1);
@@ -128,7 +143,9 @@ mod tests {
     #[test]
     fn a_hit_has_a_cost_here() {
         match costs() {
-            Ok(costs) => assert!(costs.op > 1.0 && costs.op_and_barrier > costs.op && costs.call > 1.0, "{costs:?}"),
+            Ok(costs) => {
+                assert!(costs.op > 1.0 && costs.op_and_barrier > costs.op && costs.call > 1.0, "{costs:?}")
+            }
             Err(e @ (MeasureError::NotLoaded | MeasureError::Start(_))) => println!("skipped: {e}"),
             Err(e) => panic!("{e}"),
         }

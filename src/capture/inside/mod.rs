@@ -6,11 +6,11 @@
 //! them have an effect is switched in the shared memory.
 
 mod area;
-mod door;
+pub mod door;
 mod jumps;
 pub mod measure;
-mod moved;
-mod refused;
+pub mod moved;
+pub mod refused;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ffi::OsString;
@@ -25,7 +25,7 @@ use crate::capture::error::{ProbeError, RecordError};
 use crate::capture::event::{self, Call, Head};
 use crate::capture::object;
 use crate::capture::skel::types::{ev_kind, ops_constants};
-use crate::capture::source::{CaptureOptions, EventStats, Guard, Prober, Probe, Sink, Source};
+use crate::capture::source::{CaptureOptions, EventStats, Guard, Probe, Prober, Sink, Source};
 use crate::capture::structure::Reading;
 use crate::capture::transport::{SLACK_NS, SortQueue};
 use crate::engine::elf::ElfMachine;
@@ -34,13 +34,9 @@ use crate::host::halt::Halt;
 use crate::host::maps::{self, FileId, Mapping};
 use crate::host::{target, usage, wake};
 use area::Area;
-use door::{Caller, Door};
+use door::{Caller, Door, DoorError};
 use jumps::Jumps;
 use moved::Room;
-
-pub use door::DoorError;
-pub use moved::NoRoom;
-pub use refused::{Refused, check};
 
 /// What a recording from inside lacks, for doctor and the trace.
 pub const LACKS: &str = "who else took the CPU is not known, nor hardware counters";
@@ -158,8 +154,14 @@ impl Inside {
         self.end(pid, false);
         let mut state = lock(&self.state);
         state.engines.iter().enumerate().for_each(|(i, constants)| area.engine(i as u16, constants));
-        let process =
-            Process { area, ended: pidfd(pid), caller: Some(caller), sites: HashMap::new(), free: (0..inside::SITES).rev().collect(), follows: false };
+        let process = Process {
+            area,
+            ended: pidfd(pid),
+            caller: Some(caller),
+            sites: HashMap::new(),
+            free: (0..inside::SITES).rev().collect(),
+            follows: false,
+        };
         state.processes.insert(pid, process);
         drop(state);
         if !self.targets.contains(&pid)
@@ -240,13 +242,15 @@ impl Inside {
                     *who = *who & !0xffff_ffff | u64::from(*pid);
                 }
                 // SAFETY: any u64 is eight valid bytes, and the borrow keeps them alive.
-                let bytes = unsafe { std::slice::from_raw_parts(words.as_ptr().cast::<u8>(), words.len() * 8) };
+                let bytes =
+                    unsafe { std::slice::from_raw_parts(words.as_ptr().cast::<u8>(), words.len() * 8) };
                 if event::parse(bytes).is_some() {
                     self.order.push(bytes, &mut *sink);
                 }
             });
             if process.area.broken && !was {
-                let text = format!("process {pid} has overwritten the memory of its events: the rest is lost");
+                let text =
+                    format!("process {pid} has overwritten the memory of its events: the rest is lost");
                 state.news.push(text);
             }
         }
@@ -337,7 +341,8 @@ impl State {
             let loader = Room::of_loader(&maps, caller.hello.loaded);
             match loader {
                 Ok(room) => {
-                    let site = inside::Site { enter: 1, enter_program: inside::LOADED, ..inside::Site::default() };
+                    let site =
+                        inside::Site { enter: 1, enter_program: inside::LOADED, ..inside::Site::default() };
                     jumps.add(None, room, caller.hello.loaded, site);
                 }
                 Err(why) => self.news.push(format!(
@@ -346,7 +351,9 @@ impl State {
             }
         }
         for (f, function) in self.functions.iter().enumerate() {
-            let Some(entry) = address(&maps, function).filter(|_| !process.sites.contains_key(&f)) else { continue };
+            let Some(entry) = address(&maps, function).filter(|_| !process.sites.contains_key(&f)) else {
+                continue;
+            };
             let on = |leave: bool| u32::from(self.armed.contains(&(pid, f, leave)));
             let number = |prog: Option<Prog>| prog.and_then(number).unwrap_or(0);
             let site = inside::Site {
@@ -375,8 +382,11 @@ impl State {
     }
 
     fn arm(&mut self, pid: u32, function: usize, leave: bool, on: bool) {
-        let changed =
-            if on { self.armed.insert((pid, function, leave)) } else { self.armed.remove(&(pid, function, leave)) };
+        let changed = if on {
+            self.armed.insert((pid, function, leave))
+        } else {
+            self.armed.remove(&(pid, function, leave))
+        };
         if let Some(process) = self.processes.get(&pid).filter(|_| changed)
             && let Some(&(site, _)) = process.sites.get(&function)
         {
@@ -399,7 +409,8 @@ fn number(prog: Prog) -> Option<u16> {
     Prog::ALL.iter().position(|p| *p == prog).and_then(|at| u16::try_from(at).ok())
 }
 
-const MACHINE: ElfMachine = if cfg!(target_arch = "aarch64") { ElfMachine::Aarch64 } else { ElfMachine::X86_64 };
+const MACHINE: ElfMachine =
+    if cfg!(target_arch = "aarch64") { ElfMachine::Aarch64 } else { ElfMachine::X86_64 };
 
 impl Source for Inside {
     fn start(&mut self) -> Result<(), RecordError> {
@@ -495,7 +506,10 @@ impl Source for Inside {
         let state = lock(&self.state);
         let readable = |fd: i32| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
         let door = self.door.iter().map(|door| readable(door.fd().as_raw_fd()));
-        let ends = state.processes.iter().filter_map(|(pid, p)| Some((*pid, readable(p.ended.as_ref()?.as_raw_fd()))));
+        let ends = state
+            .processes
+            .iter()
+            .filter_map(|(pid, p)| Some((*pid, readable(p.ended.as_ref()?.as_raw_fd()))));
         let (pids, ends): (Vec<u32>, Vec<libc::pollfd>) = ends.unzip();
         let mut fds: Vec<libc::pollfd> = ends.into_iter().chain(door).collect();
         drop(state);
@@ -579,7 +593,9 @@ impl Probe for InsideProbe {
 
     fn leave_all(&mut self) -> Vec<Guard> {
         let mut state = lock(&self.state);
-        let here = |(pid, f, leave): &(u32, usize, bool)| (*f == self.function && *leave == self.leave).then_some(*pid);
+        let here = |(pid, f, leave): &(u32, usize, bool)| {
+            (*f == self.function && *leave == self.leave).then_some(*pid)
+        };
         let pids: Vec<u32> = state.armed.iter().filter_map(here).collect();
         pids.into_iter().for_each(|pid| state.arm(pid, self.function, self.leave, false));
         Vec::new()

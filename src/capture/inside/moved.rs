@@ -41,13 +41,24 @@ struct Moved {
 enum How {
     AsItIs,
     /// It addresses memory, by 32 bits at this offset of it; and where it ends, from the function's entry.
-    Rip { displacement: usize, end: usize },
+    Rip {
+        displacement: usize,
+        end: usize,
+    },
     /// A jump of x86-64 to this distance from the function's entry, by this opcode of a near one.
-    Jump { to: i64, opcode: [u8; 2] },
+    Jump {
+        to: i64,
+        opcode: [u8; 2],
+    },
     /// A branch of arm64 to this distance from the function's entry.
-    Branch { to: i64, conditional: bool },
+    Branch {
+        to: i64,
+        conditional: bool,
+    },
     /// adrp, at this distance from the function's entry.
-    Page { at: usize },
+    Page {
+        at: usize,
+    },
 }
 
 /// Why a function cannot have a jump.
@@ -89,7 +100,8 @@ pub fn room(machine: ElfMachine, code: &[u8]) -> Result<Room, NoRoom> {
         let how = how(machine, insn, bytes, end).ok_or(NoRoom::Fixed(end, insn.name))?;
         moved.push(Moved { bytes: bytes.to_vec(), how });
         end += insn.len;
-        let last = matches!(insn.what, InsnEffect::Ret | InsnEffect::Jump { conditional: false, .. }) || is_far(insn);
+        let last = matches!(insn.what, InsnEffect::Ret | InsnEffect::Jump { conditional: false, .. })
+            || is_far(insn);
         if last && end < at + needed {
             // Behind the end of a function only padding may be replaced.
             let padding = code.get(end..at + needed).ok_or(NoRoom::Unknown(end))?;
@@ -141,9 +153,14 @@ fn how(machine: ElfMachine, insn: Insn, bytes: &[u8], at: usize) -> Option<How> 
 
 /// Whether bytes behind a function are filling: no-operations, or instructions that trap.
 fn is_padding(bytes: &[u8], machine: ElfMachine) -> bool {
-    let nop_words = |b: &[u8]| prologue::decode(machine, b).is_some_and(|i| matches!(i.what, InsnEffect::Nop | InsnEffect::Nop5));
+    let nop_words = |b: &[u8]| {
+        prologue::decode(machine, b).is_some_and(|i| matches!(i.what, InsnEffect::Nop | InsnEffect::Nop5))
+    };
     // A no-operation may be longer than the room: its first byte tells.
-    bytes.iter().all(|b| *b == 0x90 || *b == 0xcc) || nop_words(bytes) || bytes.starts_with(&[0x66]) || bytes.starts_with(&[0x0f, 0x1f])
+    bytes.iter().all(|b| *b == 0x90 || *b == 0xcc)
+        || nop_words(bytes)
+        || bytes.starts_with(&[0x66])
+        || bytes.starts_with(&[0x0f, 0x1f])
 }
 
 /// Bytes that a short jump of x86-64 reaches backwards.
@@ -185,7 +202,8 @@ impl Room {
                 // The thunk may put another return address in place of this one: it is authenticated before, by autiasp
                 // or autibsp, and signed again behind. adr x17, slot; ldr x16, THUNK_AT; br x16
                 let unsigned = self.signed.map(|[a, b, c, d]| [a | 0x80, b, c, d]).unwrap_or(NOP);
-                let words: [u32; 3] = [0x10ff_fff1, 0x5800_0010 | (THUNK_AT as u32 - 8) / 4 << 5, 0xd61f_0200];
+                let words: [u32; 3] =
+                    [0x10ff_fff1, 0x5800_0010 | ((THUNK_AT as u32 - 8) / 4) << 5, 0xd61f_0200];
                 let words = words.into_iter().flat_map(u32::to_le_bytes);
                 unsigned.into_iter().chain(words).chain(self.signed.unwrap_or(NOP)).collect()
             }
@@ -226,7 +244,8 @@ impl Moved {
             How::Rip { displacement, end } => {
                 let mut bytes = self.bytes.clone();
                 let place = bytes.get_mut(displacement..)?.first_chunk_mut::<4>()?;
-                let to = entry.wrapping_add(end as u64).wrapping_add_signed(i32::from_le_bytes(*place).into());
+                let to =
+                    entry.wrapping_add(end as u64).wrapping_add_signed(i32::from_le_bytes(*place).into());
                 *place = distance(to, from.wrapping_add(self.bytes.len() as u64))?.to_le_bytes();
                 Some(bytes)
             }
@@ -243,14 +262,21 @@ impl Moved {
                 }
                 // The condition leads over a branch to what follows, to a branch to the target.
                 let word = u32::from_le_bytes(*self.bytes.first_chunk()?);
-                let two = if word & 0x7e00_0000 == 0x3600_0000 { word & !(0x3fff << 5) } else { word & !(0x7_ffff << 5) };
-                Some([(two | 2 << 5).to_le_bytes(), branch(0, 8)?, branch(from.wrapping_add(8), to)?].concat())
+                let two = if word & 0x7e00_0000 == 0x3600_0000 {
+                    word & !(0x3fff << 5)
+                } else {
+                    word & !(0x7_ffff << 5)
+                };
+                Some(
+                    [(two | 2 << 5).to_le_bytes(), branch(0, 8)?, branch(from.wrapping_add(8), to)?].concat(),
+                )
             }
             How::Page { at } => {
                 let word = u32::from_le_bytes(*self.bytes.first_chunk()?);
                 // Arm ARM, ADRP: a number of pages of 4 KiB, its low two bits apart.
                 let pages = ((word >> 5 & 0x7_ffff) << 2 | word >> 29 & 3) << 11;
-                let page = (entry.wrapping_add(at as u64) >> 12).wrapping_add_signed(i64::from(pages.cast_signed() >> 11));
+                let page = (entry.wrapping_add(at as u64) >> 12)
+                    .wrapping_add_signed(i64::from(pages.cast_signed() >> 11));
                 let pages = page.wrapping_sub(from >> 12).cast_signed();
                 let fits = (-(1 << 20)..1 << 20).contains(&pages).then_some(pages as u32)?;
                 let word = word & 0x9f00_001f | (fits & 3) << 29 | (fits >> 2 & 0x7_ffff) << 5;
@@ -361,14 +387,21 @@ mod tests {
     fn arm64s_addresses_and_branches_are_told_the_new_place() {
         let arm = ElfMachine::Aarch64;
         let moved = |word: u32| {
-            let slot = room(arm, &word.to_le_bytes()).expect("room").slot(0x10_0000, 0x4_0000, 7, 0).expect("near");
-            slot[20..32].chunks(4).map(|w| u32::from_le_bytes(w.try_into().expect("four"))).collect::<Vec<_>>()
+            let slot =
+                room(arm, &word.to_le_bytes()).expect("room").slot(0x10_0000, 0x4_0000, 7, 0).expect("near");
+            slot[20..32]
+                .chunks(4)
+                .map(|w| u32::from_le_bytes(w.try_into().expect("four")))
+                .collect::<Vec<_>>()
         };
         // adrp x0, .+0x3000, of page 0x103: from page 0x40 it is 0xc3 pages away, and back.
         assert_eq!(moved(0xf000_0000)[0], 0xf000_0600);
         assert_eq!(moved(0xf0ff_ffe0)[0] & 0x1f, 0);
         // cbz x1, .+0x20: over a branch behind it, to one to 0x100020
-        assert_eq!(moved(0xb400_0101), [0xb400_0041, 0x1400_0002, 0x1400_0000 | (0x10_0020 - 0x4_001c) / 4]);
+        assert_eq!(
+            moved(0xb400_0101),
+            [0xb400_0041, 0x1400_0002, 0x1400_0000 | ((0x10_0020 - 0x4_001c) / 4)]
+        );
         // tbnz w2, #3, .+8
         assert_eq!(moved(0x3718_0042)[0], 0x3718_0042);
         // adr x0, .

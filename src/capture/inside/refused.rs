@@ -30,7 +30,8 @@ pub fn check(program: &Path) -> Result<(), Refused> {
     let Ok(file) = File::open(program) else { return Ok(()) };
     let Ok(meta) = file.metadata() else { return Ok(()) };
     let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
-    let becomes = meta.mode() & 0o4000 != 0 && meta.uid() != uid || meta.mode() & 0o2000 != 0 && meta.gid() != gid;
+    let becomes =
+        meta.mode() & 0o4000 != 0 && meta.uid() != uid || meta.mode() & 0o2000 != 0 && meta.gid() != gid;
     let gains = uid != 0 && rustix::fs::fgetxattr(&file, c"security.capability", &mut [0u8; 64][..]).is_ok();
     if becomes || gains {
         return Err(Refused::Secure(program.to_owned()));

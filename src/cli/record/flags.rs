@@ -216,7 +216,11 @@ pub const SOURCE: Flag =
 
 impl Choice for BackendChoice {
     const ALL: &'static [(&'static str, &'static str, Self)] = &[
-        ("auto", "BPF, or perf events if the kernel has no bpf(), or inside where neither is allowed", Self::Auto),
+        (
+            "auto",
+            "BPF, or perf events if the kernel has no bpf(), or inside where neither is allowed",
+            Self::Auto,
+        ),
         ("bpf", "BPF programs on uprobes", Self::Bpf),
         (
             "perf",

@@ -26,6 +26,11 @@ impl Session {
         self.detail.min(top(self.options.level, self.options.capture.structure))
     }
 
+    /// Prepares what may be probed at any level, for the modules of an engine from position `from` on.
+    pub(super) fn reserve(&self, engine: &AttachedEngine, from: usize) {
+        engine.reserve(&roles(top(self.options.level, self.options.capture.structure), &self.options), from);
+    }
+
     /// Begins to keep the budget, if there is one: at a cheap level until tokens have been seen.
     pub(super) fn keep_budget(&mut self, watch: &mut dyn SessionObserver) -> Result<(), RecordError> {
         let Some(rule) = self.options.budget else { return Ok(()) };

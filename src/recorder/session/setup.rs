@@ -3,8 +3,6 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use super::Session;
-use super::calibration::top;
 use super::output::Counted;
 use crate::capture::backend::CaptureBackend;
 use crate::capture::pmc::follow::SharedCounters;
@@ -12,7 +10,6 @@ use crate::capture::source::{CaptureOptions, GpuDetail, Sink, Source, Structure}
 use crate::engine::probes::{ROLES, Role};
 use crate::host::btf::Btf;
 use crate::host::{machine, usage};
-use crate::recorder::attached::AttachedEngine;
 use crate::recorder::drain::Drain;
 use crate::recorder::recording::RecordOptions;
 use pfi::record::{self, Detail};
@@ -58,13 +55,6 @@ pub(super) fn roles(detail: Detail, options: &RecordOptions) -> heapless::Vec<Ro
         Role::Phase => detail >= Detail::Token && options.phases,
     };
     Role::ALL.into_iter().filter(wanted).collect()
-}
-
-impl Session {
-    /// Prepares what may be probed at any level.
-    pub(super) fn reserve(&self, engine: &AttachedEngine, from: usize) {
-        engine.reserve(&roles(top(self.options.level, self.options.capture.structure), &self.options), from);
-    }
 }
 
 pub(super) fn source(

@@ -12,7 +12,7 @@ use super::Session;
 use super::output::notice;
 use crate::capture::backend::CaptureBackend;
 use crate::capture::error::RecordError;
-use crate::capture::inside;
+use crate::capture::inside::refused;
 use crate::engine::discover::{self, DiscoverError};
 use crate::engine::elf::ElfError;
 use crate::engine::layer;
@@ -46,7 +46,7 @@ impl Session {
         }
         let inside = matches!(self.backend, CaptureBackend::Inside(_));
         if inside && let Some(launch) = Launch::of_command(argv) {
-            inside::check(&launch.program)?;
+            refused::check(&launch.program)?;
         }
         layers.set.extend(self.source.environment()?);
         let user = self.options.user.clone();

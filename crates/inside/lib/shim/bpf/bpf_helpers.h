@@ -13,8 +13,8 @@
 
 /* A map is a variable whose members only have types; `slots` is its memory. */
 #define __uint(name, value) int(*name)[value]
-#define __type(name, value) \
-	typeof(value) *name;    \
+#define __type(name, value)                                                                                            \
+	typeof(value) *name;                                                                                           \
 	void *name##_slots
 
 #define MAP_ENTRIES(m) (sizeof(*(m)->max_entries) / sizeof(int))
