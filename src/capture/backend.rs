@@ -38,18 +38,16 @@ impl CaptureBackend {
             return Ok(CaptureBackend::Inside("as requested".into()));
         }
         let kernel = CaptureBackend::of_kernel(wish);
-        match &kernel {
+        let why = match &kernel {
+            _ if wish != BackendChoice::Auto || !starts => None,
             // A kernel whose tracing has died is not touched, but nothing of it is needed either.
-            Err(e) if wish == BackendChoice::Auto && starts && Inside::offered().is_ok() => {
-                Ok(CaptureBackend::Inside(e.to_string()))
-            }
-            Ok(CaptureBackend::Bpf) if wish == BackendChoice::Auto && starts => match features::bpf() {
-                Err(errno) if Inside::offered().is_ok() => {
-                    Ok(CaptureBackend::Inside(diagnose::reason(Act::Map, errno, &privileges::read())))
-                }
-                _ => kernel,
-            },
-            _ => kernel,
+            Err(e) => Some(e.to_string()),
+            Ok(CaptureBackend::Bpf) => refusal(&privileges::read()),
+            Ok(_) => None,
+        };
+        match why.filter(|_| Inside::offered().is_ok()) {
+            Some(why) => Ok(CaptureBackend::Inside(why)),
+            None => kernel,
         }
     }
 
@@ -111,4 +109,13 @@ impl CaptureBackend {
             }
         }
     }
+}
+
+/// Why this process may not load BPF programs and run them at probes; None: it may.
+pub fn refusal(rights: &privileges::Privileges) -> Option<String> {
+    if let Err(errno) = features::bpf() {
+        return Some(diagnose::short_reason(Act::Map, errno, rights));
+    }
+    let lacking = rights.lacking();
+    (!lacking.is_empty()).then(|| format!("{} missing", lacking.join(" and ")))
 }

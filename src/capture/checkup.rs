@@ -5,7 +5,7 @@ use std::path::Path;
 
 use serde::Serialize;
 
-use crate::capture::backend::CaptureBackend;
+use crate::capture::backend::{self, CaptureBackend};
 use crate::capture::calibrate::{self, Cost, Way};
 use crate::capture::calibration_target::Spot;
 use crate::capture::error::ProbeError;
@@ -117,11 +117,13 @@ pub fn checkup(ask: &Ask<'_>) -> Checkup {
         None => (None, Vec::new()),
     };
     let perf = Perf::offered();
-    let backend = match features::bpf() {
-        Err(errno) if perf.is_ok() => CaptureBackend::Perf(diagnose::short_reason(Act::Map, errno, &rights)),
-        Err(errno) if Inside::offered().is_ok() => {
-            CaptureBackend::Inside(diagnose::short_reason(Act::Map, errno, &rights))
+    // A command can be recorded without what a running process needs.
+    let starts = !matches!(ask.subject, Some(Subject::Pid(_)));
+    let backend = match (features::bpf(), backend::refusal(&rights)) {
+        (Err(errno), _) if perf.is_ok() => {
+            CaptureBackend::Perf(diagnose::short_reason(Act::Map, errno, &rights))
         }
+        (_, Some(why)) if starts && Inside::offered().is_ok() => CaptureBackend::Inside(why),
         _ => CaptureBackend::Bpf,
     };
     let mut checks = rights.checks();
@@ -167,7 +169,7 @@ pub fn checkup(ask: &Ask<'_>) -> Checkup {
         reason: String::new(),
         fits_on: None,
     };
-    let lacking = match backend {
+    let lacking = match &backend {
         CaptureBackend::Bpf => rights.lacking(),
         CaptureBackend::Perf(_) => rights.lacking_of(&[Cap::Perfmon]),
         CaptureBackend::Inside(_) => Vec::new(),
@@ -176,6 +178,14 @@ pub fn checkup(ask: &Ask<'_>) -> Checkup {
     match all.obstacle(&lacking) {
         Some(reason) => all.reason = reason,
         None => all.fit = true,
+    }
+    if let CaptureBackend::Inside(why) = &backend
+        && all.fit
+    {
+        all.reason = match rights.lacking() {
+            lacking if lacking.is_empty() => why.clone(),
+            lacking => format!("without {}; {}", lacking.join(" and "), privileges::capability_advice()),
+        };
     }
     all
 }

@@ -114,7 +114,12 @@ fn absent(out: &mut dyn Write, report: &Report, style: &Style) -> io::Result<()>
 /// Recorder, target and machine of the recording.
 pub(super) fn run(report: &Report) -> Vec<SectionItem> {
     let run = &report.run;
-    let mut out = vec![said("recorded by", &run.tool), said("command", &run.command)];
+    let by = match run.source.as_deref() {
+        Some("inside") => format!("{}, from inside the process", run.tool),
+        Some("perf") => format!("{}, by perf events", run.tool),
+        _ => run.tool.clone(),
+    };
+    let mut out = vec![said("recorded by", by), said("command", &run.command)];
     let machine = [run.host.as_str(), &run.cpu_model, &run.kernel, &run.arch];
     let machine: Vec<&str> = machine.into_iter().filter(|s| !s.is_empty()).collect();
     out.push(said("machine", machine.join(", ")));

@@ -25,7 +25,7 @@ use crate::capture::error::{ProbeError, RecordError};
 use crate::capture::event::{self, Call, Head};
 use crate::capture::object;
 use crate::capture::skel::types::{ev_kind, ops_constants};
-use crate::capture::source::{CaptureOptions, EventStats, Guard, Probe, Prober, Sink, Source};
+use crate::capture::source::{CaptureOptions, EventStats, FeatureStatus, Guard, Probe, Prober, Sink, Source};
 use crate::capture::structure::Reading;
 use crate::capture::transport::{SLACK_NS, SortQueue};
 use crate::engine::elf::ElfMachine;
@@ -37,6 +37,7 @@ use area::Area;
 use door::{Caller, Door, DoorError};
 use jumps::Jumps;
 use moved::Room;
+use pfi::record::Availability;
 
 /// What a recording from inside lacks, for doctor and the trace.
 pub const LACKS: &str = "who else took the CPU is not known, nor hardware counters";
@@ -500,6 +501,12 @@ impl Source for Inside {
 
     fn go_on(&mut self, halt: Halt) {
         lock(&self.state).go_on(halt.pid);
+    }
+
+    fn scheduler(&self) -> Option<FeatureStatus> {
+        let why =
+            "it is not known from inside a process who took its CPU: record as root by BPF for that".into();
+        Some(FeatureStatus { state: Availability::None, why })
     }
 
     fn poll(&mut self, timeout: Duration) {

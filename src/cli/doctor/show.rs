@@ -70,6 +70,12 @@ fn verdict(out: &mut dyn Write, all: &Checkup, style: &Style) -> io::Result<()> 
     };
     let but = if untried { " (probes not tested)" } else { "" };
     match all.lacks {
+        lacks if all.source == "inside" => {
+            writeln!(out, "from inside: {lacks}; for the kernel's probes: {}", clean(&all.reason))?;
+            let what =
+                "ops of a command can be recorded, by a library in its process: profinfer record -- COMMAND";
+            writeln!(out, "{}{but}: {what}", style.good("fit"))
+        }
         "" => writeln!(out, "{}{but}: {what}", style.good("fit")),
         lacks => {
             writeln!(out, "without BPF: {lacks}")?;

@@ -15,6 +15,7 @@ use crate::report::data::Report;
 use ceiling::{NoCeiling, SpeedCeiling, ceiling};
 use facts::{FactInput, PhaseFacts, VerdictFacts};
 use limit::limit;
+use pfi::record::SourceKind;
 
 /// Derives the verdict from a report and what it was made from. `peaks` are those of the machine, given or measured.
 pub fn verdict(input: FactInput<'_, '_>, report: &Report, peaks: &[Peak]) -> RunVerdict {
@@ -103,9 +104,15 @@ fn missing(facts: &VerdictFacts<'_>, no: Option<NoCeiling>, top: Option<&SpeedCe
     if main.bar.is_none() {
         out.push("no ops were recorded: use record --level op".into());
     } else if facts.interference.is_none() {
-        out.push(
-            "the scheduler was not recorded: use record --sched to see preemption and page faults".into(),
-        );
+        let inside = facts.report.run.source.as_deref() == Some(SourceKind::Inside.name());
+        out.push(match inside {
+            true => {
+                "preemption and page faults: not known from inside a process, record as root by BPF".into()
+            }
+            false => {
+                "the scheduler was not recorded: use record --sched to see preemption and page faults".into()
+            }
+        });
     }
     match (no, top) {
         (Some(NoCeiling::Cached), _) => out.push(
