@@ -174,6 +174,9 @@ fn nobody_may_record_what_it_starts() {
     command.args(["--reuid", "65534", "--regid", "65534", "--clear-groups", "--inh-caps=-all"]);
     command.args(["--bounding-set=-all", "--no-new-privs"]).arg(&own).arg("record").arg("-o").arg(&trace);
     command.current_dir(dir.path()).env("HOME", dir.path()).args(["--", "./fakellama", "-n", "20"]);
+    // What the default filters of containers refuse.
+    let refused = [libc::SYS_bpf, libc::SYS_perf_event_open, libc::SYS_ptrace, libc::SYS_mount, libc::SYS_process_vm_readv];
+    common::refuse::refuse(&mut command, libc::EPERM, &refused);
     let done = command.output().expect("setpriv");
     let said = String::from_utf8_lossy(&done.stderr);
     assert!(done.status.success(), "{said}");
@@ -182,6 +185,27 @@ fn nobody_may_record_what_it_starts() {
     let report = run(report.args(["report", "--json"]).arg(&trace));
     let report: serde_json::Value = serde_json::from_str(&report.stdout).expect("JSON");
     assert_eq!((&report["run"]["source"], &report["quality"]["complete"]), (&"inside".into(), &true.into()));
+}
+
+/// A user, a PID and a mount namespace of its own, as in a container.
+#[test]
+fn in_namespaces_of_its_own() {
+    let _turn = live!(beside others);
+    let program = fixture!("modern");
+    let dir = tempfile::tempdir().expect("a directory");
+    let trace = dir.path().join("trace.pfi");
+    let mut command = Command::new("unshare");
+    command.args(["-Urpf", "--mount-proc", env!("CARGO_BIN_EXE_profinfer"), "record", "-o"]).arg(&trace);
+    let done = command.arg("--").arg(&program).args(["-n", "20"]).output().expect("unshare");
+    let said = String::from_utf8_lossy(&done.stderr);
+    if !done.status.success() && said.starts_with("unshare: ") {
+        skip!("{said}");
+    }
+    assert!(done.status.success() && said.contains("this is a PID namespace of its own"), "{said}");
+    let seen = Seen::read(&trace);
+    seen.complete();
+    from_inside(&seen);
+    assert_eq!(seen.all.tokens.len(), 21);
 }
 
 #[test]
