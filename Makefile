@@ -251,12 +251,13 @@ faults: fixtures ## make each system call of recorders and services fail once, o
 	tests/kill/faults.py $(FAULTS)
 
 ##@ Measure
-BENCHES := build structure fidelity cost start causes budget size report export diff switches service runner ablation gpu advice predict tune
+BENCHES := build structure fidelity cost inside start causes budget size report export diff switches service runner ablation gpu advice predict tune
 .PHONY: $(BENCHES:%=bench-%) bench-arm-cost bench-arm-instructions bench-dataset
 bench-build: ## seconds of a warm build after an edit in a subcommand, the recorder, render and pfi
 bench-structure: ## hits and structure compared with the engine's own dump
 bench-fidelity: ## tokens/s and op times compared with the engine's own figures
 bench-cost: ## slowdown of the engine at each level
+bench-inside: ## slowdown of the engine recorded from inside its process, beside BPF
 bench-start: ## startup and shutdown time of a recording, and delay of the command
 bench-size: ## trace bytes per op, and the recorder's own resource use
 bench-runner: ## ggml-runner compared with llama.cpp and the machine's peaks

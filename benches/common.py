@@ -100,10 +100,10 @@ class Scratch(tempfile.TemporaryDirectory):
 class Driver:
     """An engine process that runs on command. `run` returns the CPU and wall time of each token, ns."""
 
-    def __init__(self, engine_path, model_path, threads, tokens_file):
+    def __init__(self, engine_path, model_path, threads, tokens_file, under=()):
         self.tokens = open(tokens_file, "w+")
         self.proc = subprocess.Popen(
-            [driver(), "--engine", engine_path, "--model", model_path, "-t", str(threads), "--control",
+            [*under, driver(), "--engine", engine_path, "--model", model_path, "-t", str(threads), "--control",
              "--per-token", tokens_file], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.pid = self.proc.pid
         self._answer()

@@ -18,13 +18,15 @@ use ggml::model_shape::ModelShape;
 use pfi::record::{Footer, Header, Level, SourceKind, TransportKind};
 use pfi::{BLOCK_HEADER, Encoder, EncoderConfig, FILE_HEADER, Trace};
 use profinfer::capture::event::KIND_NAMES;
+use profinfer::capture::inside::area::Area;
+use profinfer::capture::inside::moved;
 use profinfer::capture::structure::Reading;
 use profinfer::capture::submissions::{SOURCES, decode, join::Joined};
 use profinfer::cli::args::{Args, Parsed};
 use profinfer::cli::conf;
 use profinfer::daemon::readers;
 use profinfer::engine::discover;
-use profinfer::engine::elf::ElfFile;
+use profinfer::engine::elf::{ElfFile, ElfMachine};
 use profinfer::engine::ladder::Ladder;
 use profinfer::engine::layout::Layout;
 use profinfer::engine::tables::{Tables, TypeTrait};
@@ -50,7 +52,7 @@ pub struct Target {
     pub valid: fn(&[u8]) -> bool,
 }
 
-pub const TARGETS: [Target; 11] = [
+pub const TARGETS: [Target; 13] = [
     Target { name: "trace", run: trace, valid: |b| whole(b).is_some_and(|t| !t.blocks().is_empty()) },
     Target { name: "views", run: views, valid: |b| whole(b).is_some_and(|t| !t.blocks().is_empty()) },
     Target {
@@ -66,7 +68,30 @@ pub const TARGETS: [Target; 11] = [
     Target { name: "events", run: events, valid: |b| drained(b).1 > 0 },
     Target { name: "proc", run: proc, valid: |b| !b.is_empty() },
     Target { name: "tracepoint", run: |b| _ = tracepoint(b), valid: |b| tracepoint(b) > 0 },
+    Target { name: "code", run: |b| _ = moved(b), valid: |b| moved(b).is_some() },
+    Target { name: "ring", run: |b| _ = ring(b), valid: |b| ring(b) > 0 },
 ];
+
+/// The slot of a function with this code, on the machine that the first byte says.
+fn moved(bytes: &[u8]) -> Option<[u8; moved::SLOT]> {
+    let (first, code) = bytes.split_first()?;
+    let machine = if *first == 0 { ElfMachine::X86_64 } else { ElfMachine::Aarch64 };
+    let room = moved::room(machine, code).ok()?;
+    let slot = room.slot(0x7f00_0000_1000, 0x7f00_0100_0000, 0x5500_0000_0000, 1)?;
+    assert!(room.jump(0x7f00_0000_1000, 0x7f00_0100_0000).is_some_and(|jump| jump.len() == room.old.len()));
+    Some(slot)
+}
+
+/// Events in a ring that a process has filled with these bytes.
+fn ring(bytes: &[u8]) -> usize {
+    let Ok(mut area) = Area::new(&inside::Start::default(), 4096) else { return 0 };
+    let room = bytes.len().min(4096);
+    area.write(inside::RINGS_AT + inside::RING_HEAD, &bytes[..room]);
+    let (mut event, mut events, mut words) = (vec![0; 1024], 0, 0);
+    area.read(&mut event, &mut |e| (events, words) = (events + 1, words + e.len()));
+    assert!((words + events) * 8 <= 4096, "more than was there");
+    events
+}
 
 /// Repairs block offsets and checksums so that the reader accepts the file and changes inside the blocks are read.
 /// Data that does not start with the magic byte of a trace is left unchanged.

@@ -584,6 +584,7 @@ impl Session {
         let stopped = usage::now();
         self.drain.borrow_mut().end_at(stopped);
         self.source.leave_processes();
+        let heard = self.hear(watch);
         // Samples of perf events are read later, and those still waiting belong to the recording.
         if !matches!(self.backend, CaptureBackend::Perf(_)) {
             self.pids.keys().for_each(|&pid| self.source.drop_target(pid));
@@ -597,7 +598,7 @@ impl Session {
         entering::detach(self.engines.iter_mut().flat_map(AttachedEngine::take_links).collect(), at_once);
         self.extras_gone(stopped);
         self.source.finish();
-        let end = end.and_then(|end| flushed.map(|()| end).map_err(RecordError::from));
+        let end = end.and_then(|end| heard.and(flushed).map(|()| end).map_err(RecordError::from));
         // Whatever ended the recording, write its statistics; only a file that failed to write gets nothing more.
         let (end, failure) = match end {
             Ok(end) => (end, None),

@@ -356,8 +356,8 @@ fn without_privileges() {
     copy(program.with_file_name("libfakeggml.so"));
     let file = dir.path().join("run.pfi");
     let mut command = Command::new(&recorder);
-    // Setting the user id also drops the supplementary groups.
-    command.uid(65534).gid(65534).args(["record", "-o"]).arg(&file).arg("--").arg(&engine);
+    // Setting the user id also drops the supplementary groups. By default it is recorded from inside (inside.rs).
+    command.uid(65534).gid(65534).args(["record", "--source", "bpf", "-o"]).arg(&file).arg("--").arg(&engine);
     let run: Run = run(&mut command);
     expect::one_line_error(&run, &[]);
     assert!(run.stderr.contains("root") || run.stderr.contains("CAP_"), "{}", run.stderr);

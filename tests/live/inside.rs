@@ -175,7 +175,13 @@ fn nobody_may_record_what_it_starts() {
     command.args(["--bounding-set=-all", "--no-new-privs"]).arg(&own).arg("record").arg("-o").arg(&trace);
     command.current_dir(dir.path()).env("HOME", dir.path()).args(["--", "./fakellama", "-n", "20"]);
     // What the default filters of containers refuse.
-    let refused = [libc::SYS_bpf, libc::SYS_perf_event_open, libc::SYS_ptrace, libc::SYS_mount, libc::SYS_process_vm_readv];
+    let refused = [
+        libc::SYS_bpf,
+        libc::SYS_perf_event_open,
+        libc::SYS_ptrace,
+        libc::SYS_mount,
+        libc::SYS_process_vm_readv,
+    ];
     common::refuse::refuse(&mut command, libc::EPERM, &refused);
     let done = command.output().expect("setpriv");
     let said = String::from_utf8_lossy(&done.stderr);

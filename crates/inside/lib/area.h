@@ -52,11 +52,11 @@ struct area {
 /* What the library says first. */
 struct hello {
 	__u64 magic;
-	__u32 why; /* HELLO_* */
+	__u64 key[2]; /* known only to who may read the recorder's copy of the library */
+	__u32 why;    /* HELLO_* */
 	__u32 tid;
 	__u64 thunk;  /* address of what slots of functions call */
 	__u64 loaded; /* the function that the loader calls when it has mapped something, 0: not known */
-	__u64 brk;    /* address of r_debug.r_state */
 };
 
 enum { HELLO_START = 1, HELLO_LOADED, HELLO_FORKED, HELLO_FULL };

@@ -22,9 +22,12 @@ _Static_assert((EV_KINDS + CNT_COUNTERS) * sizeof(struct count) <= COUNTS_BYTES,
 _Static_assert(sizeof(struct site) == 64, "the thunks know it");
 _Static_assert(sizeof(struct proc) == 24, "area.h has room for it");
 
-/* The recorder writes the name of its socket here, into its own copy of this file. */
+/* The recorder writes the name of its socket here, into its own copy of this file, and a key. */
 #define DOOR_MARK "profinfer's door is not open here"
-__attribute__((used, section(".data.door"), aligned(8))) volatile char door[108] = DOOR_MARK;
+__attribute__((used, section(".data.door"), aligned(8))) static volatile struct {
+	char name[112];
+	__u64 key[2];
+} door = { DOOR_MARK, { 0, 0 } };
 
 extern char inside_thunk[];
 
@@ -421,20 +424,26 @@ static void ask(__u32 why)
 	static struct order order;
 	struct sockaddr_un to = { AF_UNIX, { 0 } };
 	struct timeval patience = { 60, 0 };
-	struct hello hello = { AREA_MAGIC, why, system0(SYS_gettid), (__u64)inside_thunk, 0, (__u64)loader_state };
+	struct hello hello = {
+		.magic = AREA_MAGIC,
+		.key = { door.key[0], door.key[1] },
+		.why = why,
+		.tid = system0(SYS_gettid),
+		.thunk = (__u64)inside_thunk,
+		.loaded = loader_hook,
+	};
 	long fd, length = 0;
 
 	/* The loader's lock is held by the thread that asks; another door is never open at the same time. */
 	if (__atomic_exchange_n(&asking, 1, __ATOMIC_ACQUIRE))
 		return;
-	while (length < (long)sizeof(to.path) - 1 && door[length + 1]) {
-		to.path[length + 1] = door[length + 1];
+	while (length < (long)sizeof(to.path) - 1 && door.name[length + 1]) {
+		to.path[length + 1] = door.name[length + 1];
 		length++;
 	}
 	fd = system3(SYS_socket, AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
 	if (failed(fd))
 		goto done;
-	hello.loaded = loader_hook;
 	system5(SYS_setsockopt, fd, SOL_SOCKET, SO_RCVTIMEO, (long)&patience, sizeof(patience));
 	if (failed(system3(SYS_connect, fd, (long)&to, 2 + 1 + length))) {
 		/* The recorder is gone. */
@@ -478,7 +487,7 @@ static long full(void)
 __attribute__((constructor)) static void start(void)
 {
 	inside_sites = no_sites;
-	if (door[0])
+	if (door.name[0])
 		return;
 	find_loader();
 	ask(HELLO_START);

@@ -12,8 +12,10 @@ pub fn unpacked_bytes() -> usize {
 /// What stands in the library where the name of the recorder's socket goes: a zero byte, then the name in the abstract
 /// namespace, then zeros.
 pub const DOOR_MARK: &[u8] = b"profinfer's door is not open here";
-/// Room for it, bytes: `sun_path` of unix(7).
-pub const DOOR_BYTES: usize = 108;
+/// Room for it, bytes: `sun_path` of unix(7) has 108.
+pub const DOOR_BYTES: usize = 112;
+/// Behind it comes a key, which each process says first: others may connect, but cannot read it.
+pub const KEY_BYTES: usize = 16;
 
 pub const MAGIC: u64 = 0x3165_6469_7366_6e69;
 /// Functions of one process that can have a jump.
@@ -79,11 +81,11 @@ pub const LOADED: u16 = 0xffff;
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Hello {
     pub magic: u64,
+    pub key: [u8; KEY_BYTES],
     pub why: u32,
     pub tid: u32,
     pub thunk: u64,
     pub loaded: u64,
-    pub state: u64,
 }
 
 /// `Hello::why`.
@@ -124,7 +126,7 @@ impl Order {
     }
 }
 
-const _: () = assert!(size_of::<Site>() == SITE_BYTES && size_of::<Hello>() == 40);
+const _: () = assert!(size_of::<Site>() == SITE_BYTES && size_of::<Hello>() == 48);
 const _: () = assert!(size_of::<Order>() == ORDER_BYTES + 32 && size_of::<Start>() <= COUNTS_AT);
 
 /// The bytes of one of these, as they are sent.

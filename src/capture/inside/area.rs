@@ -23,7 +23,7 @@ const MOST: usize = 8192;
 
 pub struct Area {
     /// The descriptor that the process gets; afterwards only the mapping is needed.
-    pub file: File,
+    pub file: Option<File>,
     map: MmapRaw,
     shards: usize,
     ring: usize,
@@ -56,7 +56,7 @@ impl Area {
         // The process could cut it, and the recorder would end by SIGBUS.
         rustix::fs::fcntl_add_seals(&file, rustix::fs::SealFlags::SHRINK | rustix::fs::SealFlags::GROW)?;
         let map = MmapOptions::new().len(bytes).map_raw(&file)?;
-        let area = Area { file, map, shards, ring, tails: vec![0; shards], broken: false };
+        let area = Area { file: Some(file), map, shards, ring, tails: vec![0; shards], broken: false };
         let start =
             inside::Start { magic: inside::MAGIC, shards: shards as u32, ring_bytes: ring as u32, ..*start };
         area.write(0, inside::bytes(&start));

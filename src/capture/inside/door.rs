@@ -33,6 +33,7 @@ pub enum DoorError {
 
 pub struct Door {
     socket: OwnedFd,
+    key: [u8; inside::KEY_BYTES],
     library: File,
 }
 
@@ -49,19 +50,22 @@ impl Door {
     pub fn open() -> Result<Door, DoorError> {
         let mut library =
             skel::unpacked(inside::PACKED, inside::unpacked_bytes()).ok_or(DoorError::Damaged)?;
-        let mut name = [0; 16];
-        File::open("/dev/urandom")
-            .and_then(|mut random| random.read_exact(&mut name))
-            .map_err(DoorError::Socket)?;
+        let (mut name, mut key) = ([0; 16], [0; inside::KEY_BYTES]);
+        let random = File::open("/dev/urandom")
+            .and_then(|mut random| random.read_exact(&mut name).and_then(|()| random.read_exact(&mut key)));
+        random.map_err(DoorError::Socket)?;
         let name: String = name.iter().map(|byte| format!("{byte:02x}")).collect();
         let name = format!("profinfer-{name}");
         let mark = library.windows(inside::DOOR_MARK.len()).position(|w| w == inside::DOOR_MARK);
-        let place =
-            mark.and_then(|at| library.get_mut(at..at + inside::DOOR_BYTES)).ok_or(DoorError::NoLibrary)?;
-        place.fill(0);
-        place.iter_mut().skip(1).zip(name.bytes()).for_each(|(to, byte)| *to = byte);
+        let place = mark.and_then(|at| library.get_mut(at..at + inside::DOOR_BYTES + inside::KEY_BYTES));
+        let (room, keys) = place
+            .and_then(|place| place.split_at_mut_checked(inside::DOOR_BYTES))
+            .ok_or(DoorError::NoLibrary)?;
+        room.fill(0);
+        room.iter_mut().skip(1).zip(name.bytes()).for_each(|(to, byte)| *to = byte);
+        keys.copy_from_slice(&key);
         let socket = listen(&name).map_err(|e| DoorError::Socket(e.into()))?;
-        Ok(Door { socket, library: in_memory(&library).map_err(DoorError::Memory)? })
+        Ok(Door { socket, key, library: in_memory(&library).map_err(DoorError::Memory)? })
     }
 
     /// The variable that makes a command's loader load the library, before those that it loads already.
@@ -84,7 +88,7 @@ impl Door {
     pub fn next(&self) -> Option<Caller> {
         loop {
             let socket = net::accept_with(&self.socket, SocketFlags::CLOEXEC).ok()?;
-            if let Some(caller) = Caller::of(socket) {
+            if let Some(caller) = Caller::of(socket).filter(|caller| caller.hello.key == self.key) {
                 return Some(caller);
             }
         }
@@ -115,10 +119,6 @@ impl Caller {
     /// None: somebody else, or it is gone.
     fn of(socket: OwnedFd) -> Option<Caller> {
         let peer = net::sockopt::socket_peercred(&socket).ok()?;
-        let ours = rustix::process::geteuid();
-        if peer.uid != ours && !ours.is_root() {
-            return None;
-        }
         net::sockopt::set_socket_timeout(&socket, net::sockopt::Timeout::Recv, Some(PATIENCE)).ok()?;
         let mut hello = [0; size_of::<inside::Hello>()];
         let (read, _) = net::recv(&socket, &mut hello, net::RecvFlags::empty()).ok()?;
@@ -166,5 +166,36 @@ impl Caller {
     pub fn go(self) {
         // It goes on as well when the socket is closed.
         let _ = net::send(&self.socket, inside::bytes(&inside::Order::new(inside::GO)), SendFlags::NOSIGNAL);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_who_knows_the_key_is_heard() {
+        let door = Door::open().expect("a door");
+        let at = net::getsockname(&door.socket).expect("its address");
+        let say = |key| {
+            let flags = SocketFlags::CLOEXEC;
+            let socket =
+                net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).expect("a socket");
+            net::connect(&socket, &at).expect("anybody may connect");
+            let hello = inside::Hello { magic: inside::MAGIC, key, ..inside::Hello::default() };
+            net::send(&socket, inside::bytes(&hello), SendFlags::empty()).expect("sent");
+            socket
+        };
+        let _stranger = say([7; inside::KEY_BYTES]);
+        assert!(door.next().is_none());
+        let _known = say(door.key);
+        assert_eq!(door.next().map(|caller| caller.pid), Some(std::process::id()));
+    }
+
+    #[test]
+    fn what_is_loaded_before_stays() {
+        let (name, value) = Door::open().expect("a door").variable();
+        let text = value.to_string_lossy().into_owned();
+        assert!(name == "LD_PRELOAD" && text.starts_with("/proc/"), "{text}");
     }
 }

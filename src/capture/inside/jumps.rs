@@ -2,10 +2,10 @@
 
 use std::io;
 
-use super::MACHINE;
 use super::area::Area;
 use super::door::Caller;
 use super::moved::{self, Room, SLOT};
+use super::state::MACHINE;
 use crate::capture::transport::page_size;
 use crate::host::maps::Mapping;
 

@@ -1,5 +1,6 @@
 //! What a hit costs here from inside a process: measured in one that does nothing else.
 
+use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;
 use std::process::{Child, Command, Stdio};
@@ -8,7 +9,8 @@ use std::time::{Duration, Instant};
 use super::area::Area;
 use super::door::{Caller, Door, DoorError};
 use super::moved;
-use super::{MACHINE, number, vdso};
+use super::state::{MACHINE, number};
+use super::vdso;
 use crate::engine::elf::ElfMachine;
 use crate::engine::probes::Prog;
 use crate::host::{maps, wake};
@@ -88,7 +90,7 @@ fn measure(caller: Caller) -> io::Result<Costs> {
     let (clock, getcpu) = vdso(&maps);
     let start = inside::Start { clock, getcpu, tgid: caller.pid, ..inside::Start::default() };
     let mut area = Area::new(&start, RING)?;
-    caller.order(&inside::Order::area(area.bytes()), Some(area.file.as_fd()))?;
+    caller.order(&inside::Order::area(area.bytes()), area.file.as_ref().map(File::as_fd))?;
     let room = moved::room(MACHINE, empty_function()).map_err(io::Error::other)?;
     let page = super::jumps::free_page(
         &maps.iter().map(|m| (m.start, m.end)).collect::<Vec<_>>(),

@@ -5,39 +5,38 @@
 //! code has run then. It gets its shared memory, and the jumps for all functions that this recording may probe; which of
 //! them have an effect is switched in the shared memory.
 
-mod area;
+pub mod area;
 pub mod door;
 mod jumps;
 pub mod measure;
 pub mod moved;
+mod prober;
 pub mod refused;
+mod state;
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap};
 use std::ffi::OsString;
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
-use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use crate::capture::error::{ProbeError, RecordError};
+use crate::capture::error::RecordError;
 use crate::capture::event::{self, Call, Head};
 use crate::capture::object;
 use crate::capture::skel::types::{ev_kind, ops_constants};
-use crate::capture::source::{CaptureOptions, EventStats, FeatureStatus, Guard, Probe, Prober, Sink, Source};
+use crate::capture::source::{CaptureOptions, EventStats, FeatureStatus, Prober, Sink, Source};
 use crate::capture::structure::Reading;
 use crate::capture::transport::{SLACK_NS, SortQueue};
-use crate::engine::elf::ElfMachine;
-use crate::engine::probes::Prog;
 use crate::host::halt::Halt;
-use crate::host::maps::{self, FileId, Mapping};
+use crate::host::maps::{self, Mapping};
 use crate::host::{target, usage, wake};
 use area::Area;
 use door::{Caller, Door, DoorError};
-use jumps::Jumps;
-use moved::Room;
 use pfi::record::Availability;
+use prober::InsideProber;
+use state::{Function, Process, State, address, lock};
 
 /// What a recording from inside lacks, for doctor and the trace.
 pub const LACKS: &str = "who else took the CPU is not known, nor hardware counters";
@@ -46,8 +45,6 @@ pub const LACKS: &str = "who else took the CPU is not known, nor hardware counte
 const LONGEST: Duration = Duration::from_millis(10);
 /// The longest that a reading takes, ns.
 const AHEAD: u64 = 1_000_000_000;
-/// As much of a function is read, bytes.
-const CODE: usize = 4096;
 
 pub struct Inside {
     options: CaptureOptions,
@@ -62,50 +59,8 @@ pub struct Inside {
     /// Events of processes that began or ended, of which no library tells.
     told: [u64; 2],
     targets: BTreeSet<u32>,
-}
-
-/// What probers and probes share with the source.
-#[derive(Default)]
-struct State {
-    functions: Vec<Function>,
-    places: HashMap<(FileId, u64, u16), usize>,
-    /// The constants of each engine.
-    engines: Vec<Vec<u8>>,
-    /// The engines of each process, as bits.
-    admitted: HashMap<u32, u32>,
-    /// The programs that run: process, function, at its return.
-    armed: BTreeSet<(u32, usize, bool)>,
-    processes: BTreeMap<u32, Process>,
-    news: Vec<String>,
-}
-
-/// A function that may be probed.
-struct Function {
-    file: FileId,
-    offset: u64,
-    engine: u16,
-    room: Room,
-    enter: Option<Prog>,
-    leave: Option<Prog>,
-}
-
-/// A process that has the library.
-struct Process {
-    area: Area,
-    /// Readable when it has ended.
-    ended: Option<OwnedFd>,
-    /// It waits for an answer.
-    caller: Option<Caller>,
-    /// The functions that have a jump: their site, and their address.
-    sites: HashMap<usize, (usize, u64)>,
-    /// Sites that no function has.
-    free: Vec<usize>,
-    /// The loader's function has a jump.
-    follows: bool,
-}
-
-fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
-    state.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Some process has loaded the library.
+    began: bool,
 }
 
 impl Inside {
@@ -120,6 +75,7 @@ impl Inside {
             past: EventStats::default(),
             told: [0; 2],
             targets: BTreeSet::new(),
+            began: false,
         }
     }
 
@@ -145,13 +101,16 @@ impl Inside {
         let maps = maps::read(pid).unwrap_or_default();
         let (clock, getcpu) = vdso(&maps);
         let start = inside::Start { clock, getcpu, tgid: pid, ..inside::Start::default() };
-        let area = match Area::new(&start, self.options.buffer_bytes / area::shards() as u64) {
+        let mut area = match Area::new(&start, self.options.buffer_bytes / area::shards() as u64) {
             Ok(area) => area,
             Err(e) => return self.refuse(pid, &format!("no shared memory: {e}")),
         };
-        if let Err(e) = caller.order(&inside::Order::area(area.bytes()), Some(area.file.as_fd())) {
+        if let Err(e) = caller.order(&inside::Order::area(area.bytes()), area.file.as_ref().map(File::as_fd))
+        {
             return self.refuse(pid, &format!("it cannot map the shared memory: {e}"));
         }
+        area.file = None;
+        self.began = true;
         self.end(pid, false);
         let mut state = lock(&self.state);
         state.engines.iter().enumerate().for_each(|(i, constants)| area.engine(i as u16, constants));
@@ -297,122 +256,6 @@ fn symbol(image: &[u8], names: [&str; 2]) -> Option<u64> {
     symbols.find(|s| s.name().is_ok_and(|name| names.contains(&name))).map(|s| s.address())
 }
 
-impl State {
-    fn function(&mut self, prog: Prog, file: &Path, offset: u64, engine: u16) -> Result<usize, ProbeError> {
-        let open = File::open(file).map_err(ProbeError::open(file))?;
-        let meta = open.metadata().map_err(ProbeError::Descriptor)?;
-        let id = (meta.dev(), meta.ino());
-        let at = match self.places.get(&(id, offset, engine)) {
-            Some(&at) => at,
-            None => {
-                let mut code = vec![0; CODE];
-                let read = open.read_at(&mut code, offset).map_err(ProbeError::Descriptor)?;
-                code.truncate(read);
-                let room = moved::room(MACHINE, &code).map_err(ProbeError::NoRoom)?;
-                self.functions.push(Function { file: id, offset, engine, room, enter: None, leave: None });
-                self.places.insert((id, offset, engine), self.functions.len() - 1);
-                self.functions.len() - 1
-            }
-        };
-        if let Some(function) = self.functions.get_mut(at) {
-            let place = if prog.is_return() { &mut function.leave } else { &mut function.enter };
-            if place.replace(prog).is_some_and(|other| other != prog) {
-                return Err(ProbeError::Taken);
-            }
-        }
-        Ok(at)
-    }
-
-    /// Gives a process that waits the jumps that it does not have yet, and lets it go on.
-    fn go_on(&mut self, pid: u32) {
-        let Some(process) = self.processes.get_mut(&pid) else { return };
-        let Some(caller) = process.caller.take() else { return };
-        let maps = maps::read(pid).unwrap_or_default();
-        // What was unloaded took its jumps with it.
-        process.sites.retain(|&f, (site, entry)| {
-            let there = self.functions.get(f).and_then(|function| address(&maps, function)) == Some(*entry);
-            if !there {
-                process.free.push(*site);
-            }
-            there
-        });
-        let mut jumps = Jumps::new(&maps, caller.hello.thunk, std::mem::take(&mut process.free));
-        if !process.follows {
-            process.follows = true;
-            let loader = Room::of_loader(&maps, caller.hello.loaded);
-            match loader {
-                Ok(room) => {
-                    let site =
-                        inside::Site { enter: 1, enter_program: inside::LOADED, ..inside::Site::default() };
-                    jumps.add(None, room, caller.hello.loaded, site);
-                }
-                Err(why) => self.news.push(format!(
-                    "process {pid}: an engine that it loads while it runs is not recorded: {why}"
-                )),
-            }
-        }
-        for (f, function) in self.functions.iter().enumerate() {
-            let Some(entry) = address(&maps, function).filter(|_| !process.sites.contains_key(&f)) else {
-                continue;
-            };
-            let on = |leave: bool| u32::from(self.armed.contains(&(pid, f, leave)));
-            let number = |prog: Option<Prog>| prog.and_then(number).unwrap_or(0);
-            let site = inside::Site {
-                enter: on(false),
-                leave: on(true),
-                enter_program: number(function.enter),
-                leave_program: number(function.leave),
-                engine: function.engine,
-                ..inside::Site::default()
-            };
-            jumps.add(Some(f), function.room.clone(), entry, site);
-        }
-        let first = process.sites.is_empty();
-        let made = jumps.make(&caller, &process.area);
-        if first && !made.sites.is_empty() {
-            // A kernel that cannot is no reason not to record.
-            let _ = caller.order(&inside::Order::new(inside::FILL), None);
-        }
-        process.sites.extend(made.sites);
-        process.free = made.free;
-        if let Some((number, why)) = made.refused {
-            self.news.push(format!("process {pid}: {number} functions could not be probed: {why}"));
-        }
-        process.area.admit(self.admitted.get(&pid).copied().unwrap_or(0));
-        caller.go();
-    }
-
-    fn arm(&mut self, pid: u32, function: usize, leave: bool, on: bool) {
-        let changed = if on {
-            self.armed.insert((pid, function, leave))
-        } else {
-            self.armed.remove(&(pid, function, leave))
-        };
-        if let Some(process) = self.processes.get(&pid).filter(|_| changed)
-            && let Some(&(site, _)) = process.sites.get(&function)
-        {
-            process.area.arm(site, leave, on);
-        }
-    }
-}
-
-/// Where a process has a function in its memory.
-fn address(maps: &[Mapping], function: &Function) -> Option<u64> {
-    let here = |m: &&Mapping| {
-        m.executable
-            && m.inode == function.file.1
-            && (m.offset..m.offset + (m.end - m.start)).contains(&function.offset)
-    };
-    maps.iter().find(here).map(|m| m.start + (function.offset - m.offset))
-}
-
-fn number(prog: Prog) -> Option<u16> {
-    Prog::ALL.iter().position(|p| *p == prog).and_then(|at| u16::try_from(at).ok())
-}
-
-const MACHINE: ElfMachine =
-    if cfg!(target_arch = "aarch64") { ElfMachine::Aarch64 } else { ElfMachine::X86_64 };
-
 impl Source for Inside {
     fn start(&mut self) -> Result<(), RecordError> {
         self.door().map(drop)
@@ -532,6 +375,10 @@ impl Source for Inside {
     /// No process asks any more, and no program of theirs runs.
     fn leave_processes(&mut self) {
         self.door = None;
+        if !self.began {
+            let why = "no process has loaded the recorder's library: its loader ignores LD_PRELOAD, or may not map it";
+            lock(&self.state).news.push(why.into());
+        }
         for process in lock(&self.state).processes.values_mut() {
             process.caller = None;
             process.area.admit(0);
@@ -559,52 +406,5 @@ impl Source for Inside {
 
     fn news(&mut self) -> Vec<String> {
         std::mem::take(&mut lock(&self.state).news)
-    }
-}
-
-/// Places the probes of one engine.
-struct InsideProber {
-    engine: u16,
-    state: Arc<Mutex<State>>,
-}
-
-/// One program of one function.
-struct InsideProbe {
-    state: Arc<Mutex<State>>,
-    function: usize,
-    leave: bool,
-}
-
-impl Prober for InsideProber {
-    fn place(&self, prog: Prog, file: &Path, offset: u64) -> Result<Box<dyn Probe>, ProbeError> {
-        let function = lock(&self.state).function(prog, file, offset, self.engine)?;
-        Ok(Box::new(InsideProbe { state: self.state.clone(), function, leave: prog.is_return() }))
-    }
-
-    fn reserve(&self, prog: Prog, file: &Path, offset: u64) {
-        // What has no room is told when it is to be probed.
-        let _ = lock(&self.state).function(prog, file, offset, self.engine);
-    }
-}
-
-impl Probe for InsideProbe {
-    fn enter(&mut self, pid: u32) -> Result<(), ProbeError> {
-        lock(&self.state).arm(pid, self.function, self.leave, true);
-        Ok(())
-    }
-
-    fn leave(&mut self, pid: u32) -> Option<Guard> {
-        lock(&self.state).arm(pid, self.function, self.leave, false);
-        None
-    }
-
-    fn leave_all(&mut self) -> Vec<Guard> {
-        let mut state = lock(&self.state);
-        let here = |(pid, f, leave): &(u32, usize, bool)| {
-            (*f == self.function && *leave == self.leave).then_some(*pid)
-        };
-        let pids: Vec<u32> = state.armed.iter().filter_map(here).collect();
-        pids.into_iter().for_each(|pid| state.arm(pid, self.function, self.leave, false));
-        Vec::new()
     }
 }

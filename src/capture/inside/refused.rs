@@ -19,6 +19,10 @@ pub enum Refused {
         .0.display()
     )]
     Secure(PathBuf),
+    #[error(
+        "the command runs as another user, who may not read the recorder's library: record without sudo, or with --as-root"
+    )]
+    OtherUser,
 }
 
 /// What is known from the program's file. A script, or what cannot be read, is not refused: what it starts may have an

@@ -12,7 +12,7 @@ use super::Session;
 use super::output::notice;
 use crate::capture::backend::CaptureBackend;
 use crate::capture::error::RecordError;
-use crate::capture::inside::refused;
+use crate::capture::inside::refused::{self, Refused};
 use crate::engine::discover::{self, DiscoverError};
 use crate::engine::elf::ElfError;
 use crate::engine::layer;
@@ -45,6 +45,9 @@ impl Session {
             ));
         }
         let inside = matches!(self.backend, CaptureBackend::Inside(_));
+        if inside && self.options.user.is_some() {
+            return Err(Refused::OtherUser.into());
+        }
         if inside && let Some(launch) = Launch::of_command(argv) {
             refused::check(&launch.program)?;
         }
