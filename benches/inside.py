@@ -2,12 +2,13 @@
 recorded.
 
 Each round starts four processes of one engine on one CPU: two that are not recorded, one recorded from inside, one by BPF
-(all at level op with structure), and lets them decode one token each in turn. A figure is the median of CPU time of a
+(all at level op with structure), and lets them decode one token each in turn, in another order each time. A figure is the median of CPU time of a
 token / CPU time of the first process's token; of all rounds, the median. The second process gives what differs between two
 equal ones by chance.
 """
 
 import os
+import random
 import shutil
 import statistics
 
@@ -44,9 +45,12 @@ def one_round(args, name, tokens):
                 driver.tell(f"prefill {PROMPT}")
                 driver.run(SETTLE)
             times = {kind: [] for kind in drivers}
+            kinds = list(drivers)
             for _ in range(tokens):
-                for kind, driver in drivers.items():
-                    times[kind] += driver.run(1)[0]
+                for kind in kinds:
+                    times[kind] += drivers[kind].run(1)[0]
+                # What the caches hold depends on who came before.
+                random.shuffle(kinds)
         finally:
             for driver in drivers.values():
                 driver.close()
@@ -73,8 +77,12 @@ def run():
         for kind in ("again", "inside", "bpf"):
             label = "not recorded" if kind == "again" else kind
             print(f"  {label:14}{spread([ratios[kind] for ratios, _ in found], 4)}", flush=True)
-        figure = statistics.median(ratios["inside"] for ratios, _ in found)
-        bench.judge(figure <= most, f"{name}: from inside {figure:.4f} x, target <= {most}")
+        figure, chance = (statistics.median(ratios[kind] for ratios, _ in found) for kind in ("inside", "again"))
+        if abs(chance - 1) > most - 1:
+            print(f"----  {name}: from inside {figure:.4f} x, target <= {most}: two that are not recorded differ by "
+                  f"{abs(chance - 1):.4f}, so this machine cannot tell", flush=True)
+        else:
+            bench.judge(figure <= most, f"{name}: from inside {figure:.4f} x, target <= {most}")
     return bench.end()
 
 
