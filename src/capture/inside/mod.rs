@@ -20,7 +20,7 @@ use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::path::Path;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::capture::error::RecordError;
 use crate::capture::event::{self, Call, Head};
@@ -36,7 +36,7 @@ use area::Area;
 use door::{Caller, Door, DoorError};
 use pfi::record::Availability;
 use prober::InsideProber;
-use state::{Function, Process, State, address, lock};
+use state::{Process, State, lock};
 
 /// What a recording from inside lacks, for doctor and the trace.
 pub const LACKS: &str = "who else took the CPU is not known, nor hardware counters";
@@ -121,6 +121,7 @@ impl Inside {
             sites: HashMap::new(),
             free: (0..inside::SITES).rev().collect(),
             follows: false,
+            looked_at: None,
         };
         state.processes.insert(pid, process);
         drop(state);
@@ -290,22 +291,12 @@ impl Source for Inside {
         let engines = state.admitted.entry(pid).or_insert(0);
         *engines |= 1 << (engine & 31);
         let engines = *engines;
-        // Of one that waits, when it has its jumps.
-        let State { processes, functions, armed, news, .. } = &mut *state;
-        let Some(process) = processes.get(&pid).filter(|p| p.caller.is_none()) else { return };
-        process.area.admit(engines);
-        let maps = maps::read(pid).unwrap_or_default();
-        let runs = |(f, function): &(usize, &Function)| {
-            !process.sites.contains_key(f)
-                && function.engine == engine
-                && (armed.contains(&(pid, *f, false)) || armed.contains(&(pid, *f, true)))
-                && address(&maps, function).is_some()
-        };
-        let missing = functions.iter().enumerate().filter(runs).count();
-        if missing > 0 {
-            news.push(format!(
-                "process {pid}: {missing} functions are not probed: their code ran already, and is changed only before it does"
-            ));
+        if let Some(process) = state.processes.get_mut(&pid) {
+            process.looked_at = Some(Instant::now());
+            // Of one that waits, when it has its jumps.
+            if process.caller.is_none() {
+                process.area.admit(engines);
+            }
         }
     }
 
@@ -370,6 +361,7 @@ impl Source for Inside {
             self.end(*pid, true);
         }
         self.release(before.saturating_sub(SLACK_NS));
+        lock(&self.state).tell_unprobed();
     }
 
     /// No process asks any more, and no program of theirs runs.

@@ -7,6 +7,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use super::area::Area;
 use super::door::Caller;
@@ -19,6 +20,8 @@ use crate::host::maps::{self, FileId, Mapping};
 
 /// As much of a function is read, bytes.
 const CODE: usize = 4096;
+/// A loader tells sooner of what it has mapped.
+const LONG: Duration = Duration::from_secs(1);
 
 /// What probers and probes share with the source.
 #[derive(Default)]
@@ -56,6 +59,8 @@ pub struct Process {
     pub sites: HashMap<usize, (usize, u64)>,
     /// Sites that no function has.
     pub free: Vec<usize>,
+    /// When an engine of it was last found; its jumps are written when its loader has told.
+    pub looked_at: Option<Instant>,
     /// The loader's function has a jump.
     pub follows: bool,
 }
@@ -157,6 +162,30 @@ impl State {
         }
         process.area.admit(self.admitted.get(&pid).copied().unwrap_or(0));
         caller.go();
+    }
+
+    /// Tells of functions whose code runs without a jump, some time after they were found.
+    pub fn tell_unprobed(&mut self) {
+        let State { processes, functions, armed, news, .. } = self;
+        for (&pid, process) in processes {
+            if process.looked_at.is_none_or(|at| at.elapsed() < LONG) || process.caller.is_some() {
+                continue;
+            }
+            process.looked_at = None;
+            let maps = maps::read(pid).unwrap_or_default();
+            let runs = |(f, function): &(usize, &Function)| {
+                !process.sites.contains_key(f)
+                    && (armed.contains(&(pid, *f, false)) || armed.contains(&(pid, *f, true)))
+                    && address(&maps, function).is_some()
+            };
+            let missing = functions.iter().enumerate().filter(runs).count();
+            if missing > 0 {
+                news.push(format!(
+                    "process {pid}: {missing} functions are not probed: their code ran already, and is changed only \
+                     before it does"
+                ));
+            }
+        }
     }
 
     /// Turns a program of a function in a process on or off.

@@ -6,6 +6,7 @@ use std::time::Duration;
 use super::Session;
 use super::calibration::{prices, top};
 use super::setup::roles;
+use crate::capture::backend::CaptureBackend;
 use crate::capture::error::RecordError;
 use crate::capture::pmc::Counters;
 use crate::engine::probes::Role;
@@ -34,6 +35,11 @@ impl Session {
     /// Begins to keep the budget, if there is one: at a cheap level until tokens have been seen.
     pub(super) fn keep_budget(&mut self, watch: &mut dyn SessionObserver) -> Result<(), RecordError> {
         let Some(rule) = self.options.budget else { return Ok(()) };
+        if let CaptureBackend::Inside(_) = self.backend {
+            let why = "a recording from inside the process keeps none: the level stays as requested";
+            watch.tell(&format!("budget: {why}"));
+            return Ok(self.feature(Availability::None, why)?);
+        }
         let shared = self.counters.as_ref().and_then(Counters::shared);
         let calibration = self.options.calibration.take();
         let calibration = calibration.map(|l| (l.prices, l.unfit));
