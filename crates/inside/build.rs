@@ -47,9 +47,9 @@ fn main() {
         object
     });
     let library = out.join("libprofinfer-inside.so");
-    let mut linker = Command::new(linker());
-    linker.args(["-flavor", "gnu", "-shared", "--gc-sections", "--eh-frame-hdr", "--build-id=none", "-s"]);
-    linker.args(["-z", "now", "-z", "noexecstack", "-soname", "libprofinfer-inside.so", "-o"]);
+    let mut linker = linker();
+    linker.args(["-shared", "--gc-sections", "--eh-frame-hdr", "--build-id=none", "-s", "-z", "now"]);
+    linker.args(["-z", "noexecstack", "-soname", "libprofinfer-inside.so", "-o"]);
     run(linker.arg(&library).args(objects));
     let bytes = std::fs::read(&library).expect("the linker wrote it");
     let packed = miniz_oxide::deflate::compress_to_vec_zlib(&bytes, 10);
@@ -57,21 +57,24 @@ fn main() {
     println!("cargo::rustc-env=INSIDE_BYTES={}", bytes.len());
 }
 
-/// The linker that comes with the compiler, or the one in PATH.
-fn linker() -> PathBuf {
+/// The linker that comes with the compiler, for any processor; or the system's, for its own.
+fn linker() -> Command {
     let rustc = std::env::var_os("RUSTC").unwrap_or("rustc".into());
     let sysroot = Command::new(rustc).args(["--print", "sysroot"]).output().ok();
     let sysroot = sysroot.and_then(|o| String::from_utf8(o.stdout).ok()).unwrap_or_default();
     let host = std::env::var("HOST").unwrap_or_default();
     let own = Path::new(sysroot.trim()).join("lib/rustlib").join(host).join("bin/rust-lld");
-    if own.is_file() { own } else { "lld".into() }
+    if !own.is_file() {
+        return Command::new("ld");
+    }
+    let mut linker = Command::new(own);
+    linker.args(["-flavor", "gnu"]);
+    linker
 }
 
 fn run(command: &mut Command) {
     let done = command.status();
     if !done.as_ref().is_ok_and(std::process::ExitStatus::success) {
-        panic!(
-            "{command:?}: {done:?}\n(clang is needed, and rust-lld or lld: scripts/setup.sh installs them)"
-        );
+        panic!("{command:?}: {done:?}\n(clang and a linker are needed: scripts/setup.sh installs them)");
     }
 }

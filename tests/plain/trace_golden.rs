@@ -217,7 +217,7 @@ fn summary(trace: &Trace) -> Vec<String> {
 }
 
 /// Without extension: `.pfi` is the file, `.txt` its content. The newest comes last.
-const GOLDEN: [&str; 10] = [
+const GOLDEN: [&str; 11] = [
     "golden/small",
     "golden/small-1.1",
     "golden/small-1.2",
@@ -228,6 +228,7 @@ const GOLDEN: [&str; 10] = [
     "golden/small-1.7",
     "golden/small-1.8",
     "golden/small-1.9",
+    "golden/small-1.10",
 ];
 const NEWEST: &str = GOLDEN[GOLDEN.len() - 1];
 
