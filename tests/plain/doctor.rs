@@ -158,7 +158,7 @@ const NOBODY: [&str; 3] = ["--reuid=65534", "--regid=65534", "--clear-groups"];
 #[test]
 fn an_unprivileged_user_hears_which_capability_is_missing() {
     let Some((_dir, mut command)) = as_other(&NOBODY) else { return };
-    // A command can be recorded from inside; what the kernel's probes need is told before that.
+    // A command can be recorded from inside; the line before says what the kernel's probes need.
     let o = command.arg("doctor").output().expect("runs");
     assert_eq!(o.status.code(), Some(0), "{}", text(&o));
     assert!(last_line(&o).starts_with("fit: ops of a command can be recorded"), "{}", text(&o));

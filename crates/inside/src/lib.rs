@@ -9,7 +9,7 @@ pub fn unpacked_bytes() -> usize {
     option_env!("INSIDE_BYTES").and_then(|bytes| bytes.parse().ok()).unwrap_or(0)
 }
 
-/// What stands in the library where the name of the recorder's socket goes: a zero byte, then the name in the abstract
+/// Placeholder in the library for the name of the recorder's socket: a zero byte, then the name in the abstract
 /// namespace, then zeros.
 pub const DOOR_MARK: &[u8] = b"profinfer's door is not open here";
 /// Room for it, bytes: `sun_path` of unix(7) has 108.

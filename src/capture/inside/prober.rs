@@ -28,7 +28,7 @@ impl Prober for InsideProber {
     }
 
     fn reserve(&self, prog: Prog, file: &Path, offset: u64) {
-        // What has no room is told when it is to be probed.
+        // A function without room for a jump is reported when it is probed.
         let _ = lock(&self.state).function(prog, file, offset, self.engine);
     }
 }
