@@ -21,7 +21,7 @@ _TRISTATE = "unknown|no|yes"
 
 _PLAIN_KINDS = (
     (0, "Header", "tool:str command:str kernel:str arch:str host:str cpu_model:str topology:str mono_ns:u64 boot_ns:u64 "
-     "real_ns:u64 level:token|graph|op structure:bool transport:ring|perf buffer_bytes:u64 hit_ns:u32 source:bpf|perf", ()),
+     "real_ns:u64 level:token|graph|op structure:bool transport:ring|perf buffer_bytes:u64 hit_ns:u32 source:bpf|perf|inside", ()),
     (1, "Process", "pid:u32 engine:u32 exe:str cmdline:str", "pid"),
     (2, "Engine", "id:u32 version:str layout:str", "id"),
     (3, "Module", "engine:u32 path:str build_id:str role:str", "engine path"),

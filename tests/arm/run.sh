@@ -58,7 +58,7 @@ profinfers_tests() {
         --skip memory::tests:: --skip perf::snapshot::tests::a_graph_is_read_with_its_sources \
         --skip qos::policy::tests:: --skip diff::judge::tests:: --skip stats::tests:: \
         --skip pool::tests::a_panic_on_a_thread_ends_the_program \
-        --skip guard::tests::what_a_recorder_leaves --skip tracing::tests::what_does_not_answer
+        --skip guard::tests:: --skip tracing::tests::what_does_not_answer
 }
 
 build() {
