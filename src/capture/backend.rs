@@ -51,6 +51,17 @@ impl CaptureBackend {
         }
     }
 
+    /// Whether the kernel's scheduler can be watched beside a recording from inside. Err says what is missing.
+    ///
+    /// # Errors
+    /// The rights for BPF are missing, or the kernel refuses it here.
+    pub fn scheduler_allowed() -> Result<(), String> {
+        match CaptureBackend::of_kernel(BackendChoice::Bpf) {
+            Ok(_) => refusal(&privileges::read()).map_or(Ok(()), Err),
+            Err(e) => Err(e.to_string()),
+        }
+    }
+
     fn of_kernel(wish: BackendChoice) -> Result<CaptureBackend, RecordError> {
         tracing::answers()?;
         namespaces::are_initial()?;
@@ -83,7 +94,10 @@ impl CaptureBackend {
         match self {
             CaptureBackend::Bpf => Box::new(Bpf::new(options, btf, counters, sink)),
             CaptureBackend::Perf(_) => Box::new(Perf::new(options, sink)),
-            CaptureBackend::Inside(_) => Box::new(Inside::new(options, sink)),
+            CaptureBackend::Inside(_) => {
+                let kernel = CaptureBackend::scheduler_allowed();
+                Box::new(Inside::new(options, btf, kernel, sink))
+            }
         }
     }
 
@@ -105,7 +119,9 @@ impl CaptureBackend {
                 Some(format!("recorded by perf events, without BPF ({why}): {}", perf::LACKS))
             }
             CaptureBackend::Inside(why) => {
-                Some(format!("recorded from inside the engine's process ({why}): {}", inside::LACKS))
+                let lacks =
+                    CaptureBackend::scheduler_allowed().map_or(inside::LACKS, |()| inside::LACKS_AS_ROOT);
+                Some(format!("recorded from inside the engine's process ({why}): {lacks}"))
             }
         }
     }

@@ -78,6 +78,11 @@ pub enum RecordError {
         "a running process cannot be recorded from inside: start it as 'profinfer record -- COMMAND', or allow BPF"
     )]
     InsideRunning,
+    #[error(
+        "process {0} is recorded from inside, or was: jumps in its code would send it astray after a probe of the kernel; \
+         it is left alone"
+    )]
+    RecordedInside(u32),
     #[error("sensors: {0}")]
     Sensors(#[from] SensorError),
     #[error(transparent)]

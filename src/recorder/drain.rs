@@ -33,7 +33,7 @@ use crate::recorder::tasks::ServerTasks;
 use crate::recorder::thread_hits::ThreadHit;
 use crate::recorder::ticks::DeviceTicks;
 use ggml::backend_guid;
-use pfi::record::{Device, Entry, Graph, Split, Token};
+use pfi::record::{Detail, Device, Entry, Graph, Split, Token};
 use pfi::{Encoder, WriteError};
 
 /// Totals for the status line and the limits.
@@ -71,9 +71,9 @@ pub struct Drain<W: Write> {
     pub process_tree: ProcessTree,
     /// Calls that have returned, for the session.
     pub done: heapless::Deque<ReturnedCall, 64>,
-    /// Latest times during which probes were added or removed: what ran then was only partly seen. An end of
-    /// u64::MAX is open.
-    reconfiguring: heapless::Deque<(u64, u64), 4>,
+    /// Latest times during which probes were added or removed, and the level before: what ran then was only partly seen.
+    /// An end of u64::MAX is open.
+    reconfiguring: heapless::Deque<(u64, u64, Detail), 4>,
     /// What the processes compute, if the session asks for it.
     pub computing: Option<ComputingWatch>,
     calls: OpenCalls,
@@ -163,12 +163,17 @@ impl<W: Write> Drain<W> {
         self.graphs.count(n);
     }
 
-    /// Probes are added or removed from now on.
-    pub fn begin_change(&mut self, now: u64) {
+    /// Probes are added or removed from now on; `from` is the level until then.
+    pub fn begin_change(&mut self, now: u64, from: Detail) {
         if self.reconfiguring.is_full() {
             self.reconfiguring.pop_front();
         }
-        let _ = self.reconfiguring.push_back((now, u64::MAX));
+        let _ = self.reconfiguring.push_back((now, u64::MAX, from));
+    }
+
+    /// The level at time `t`, if it has changed since. Events arrive later than they happen.
+    pub fn level_before(&self, t: u64) -> Option<Detail> {
+        self.reconfiguring.iter().find(|m| t < m.0).map(|m| m.2)
     }
 
     /// All probes have been added or removed.
@@ -547,8 +552,9 @@ impl<W: Write> Drain<W> {
         let end = (last, last_end, cut || self.is_reconfiguring(self.graphs.start_of(i), last));
         let (s, seen) = self.graphs.finish(i, end, &mut self.tensors, (ops, nops), &mut self.enc)?;
         self.experts.write(s.seq, &mut self.tensors, &mut self.enc)?;
+        let level = self.level_before(s.start);
         if let Some(shown) = self.shown(s.engine) {
-            shown.note(&s, &seen);
+            shown.note(&s, &seen, level);
         }
         Ok(())
     }

@@ -25,6 +25,7 @@ use self::output::{Counted, notice};
 use self::setup::{header, roles, source};
 use crate::capture::backend::CaptureBackend;
 use crate::capture::error::RecordError;
+use crate::capture::inside;
 use crate::capture::pmc::Counters;
 use crate::capture::skel::types::ev_kind;
 use crate::capture::source::{CaptureOptions, GpuDetail, Source};
@@ -94,6 +95,8 @@ struct Session {
     described: BTreeSet<u32>,
     /// Files that are not part of an engine.
     strangers: HashSet<FileId>,
+    /// Processes that are left alone because they are recorded from inside.
+    recorded_inside: BTreeSet<u32>,
     last_missing: Option<DiscoverError>,
     /// Whether any process was followed so far.
     followed: bool,
@@ -173,7 +176,7 @@ pub fn record(
     let cfg = EncoderConfig { flush_ns, ..EncoderConfig::default() };
     let mut enc = Encoder::new(out, cfg, &header(&options, &backend, &machine::read(), hit_ns))?;
     // Perf events of the scheduler are of all threads of the machine: too many to be read by default.
-    options.capture.sched &= !inside && (options.sched_requested || backend == CaptureBackend::Bpf);
+    options.capture.sched &= options.sched_requested || !matches!(backend, CaptureBackend::Perf(_));
     if options.capture.experts && matches!(backend, CaptureBackend::Perf(_)) {
         options.capture.experts = false;
         let why = "only BPF programs can read them, probe events cannot";
@@ -220,6 +223,7 @@ pub fn record(
         launched: None,
         described: BTreeSet::new(),
         strangers: HashSet::new(),
+        recorded_inside: BTreeSet::new(),
         last_missing: None,
         followed: false,
         sampler: None,
@@ -260,6 +264,9 @@ pub fn record(
             for &pid in pids {
                 if !target::alive(pid) {
                     return Err(RecordError::Ended(pid));
+                }
+                if inside::is_in(pid) {
+                    return Err(RecordError::RecordedInside(pid));
                 }
                 s.follow(pid);
                 s.add_all(Ok(discover::of_pid(pid)?), Some(pid), watch)?;

@@ -24,9 +24,19 @@ fn levels(seen: &Seen) -> &[LevelChange<'static>] {
 #[test]
 fn a_generous_budget_gets_all_ops_with_their_structure() {
     let _turn = live!();
+    generous_budget("auto");
+}
+
+#[test]
+fn so_does_one_that_is_kept_from_inside() {
+    let _turn = live!();
+    generous_budget("inside");
+}
+
+fn generous_budget(source: &str) {
     let (program, model) = (runner(), model("llama1b-L4", "q4_0"));
     // Without the scheduler: a slow machine would have the time for that level, too.
-    let mut args = vec!["--budget", "60%", "--no-sched", "--"];
+    let mut args = vec!["--source", source, "--budget", "60%", "--no-sched", "--"];
     args.extend(run(program.to_str().expect("a path"), model.to_str().expect("a path"), "60"));
     let run = record(&args);
     let seen = run.seen();

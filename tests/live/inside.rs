@@ -22,10 +22,114 @@ fn from_inside(seen: &Seen) {
     assert_eq!(seen.all.header.as_ref().map(|h| h.source), Some(SourceKind::Inside));
 }
 
+/// What each graph computed: how many nodes it has, and on each thread, in order, the tensors of its ops with their
+/// sources' dims.
+fn computed(seen: &Seen) -> Vec<String> {
+    let described = |id: u32| {
+        let t = seen.tensor(id);
+        let sources = t.src.iter().map(|s| s.map(|id| (&seen.tensor(id).name, seen.tensor(id).ne)));
+        let name = &*seen.all.ops[&t.op].name;
+        format!("{} {name} {} {:?} {:?} {:?}", t.name, t.ty, t.ne, t.nb, sources.collect::<Vec<_>>())
+    };
+    let pid = seen.all.tokens.first().expect("a call").pid;
+    let graphs = seen.graphs(pid);
+    let of = |graph: &&pfi::record::CpuGraph| {
+        let hits = seen.hits(graph);
+        let by_thread = hits.iter().map(|(ith, hits)| {
+            let tensors = |(one, other): &(u32, Option<u32>)| (described(*one), other.map(described));
+            (ith, hits.iter().map(tensors).collect::<Vec<_>>())
+        });
+        format!("{:?} {:?} {:?}", graph.expected, graph.seen, by_thread.collect::<Vec<_>>())
+    };
+    graphs.iter().map(of).collect()
+}
+
+/// The same ops in the same order, with the same structure, calls, tokens and splits, as by the kernel's probes.
+#[test]
+fn both_sources_say_the_same() {
+    let _turn = live!(beside others);
+    let lib = match engine("v0.5.0") {
+        Ok(path) => path,
+        Err(why) => skip!("{why}"),
+    };
+    let (driver, fake) = (driver(), fixture!("modern"));
+    let model = model("moe", "q4_0");
+    let paths = [&driver, &lib, &model, &fake].map(|path| path.to_str().expect("UTF-8").to_owned());
+    let [driver, lib, model, fake] = paths.each_ref().map(String::as_str);
+    let real = [driver, "--engine", lib, "--model", model, "-p", "7", "-n", "6", "-t", "2"];
+    for command in [&real[..], &[fake, "-n", "20", "--moe", "--split", "-t", "3"]] {
+        let [kernel, inside] = ["bpf", "inside"].map(|source| {
+            let seen = record(&[&["--source", source, "--"], command].concat()).seen();
+            seen.complete();
+            seen
+        });
+        from_inside(&inside);
+        let calls = |seen: &Seen| {
+            let of = |t: &pfi::record::Token| format!("{:?} {:?}", t.entry, t.n_tokens);
+            let splits = seen.all.splits.iter().map(|s| format!("{} {}", s.n_nodes, s.backend));
+            seen.all.tokens.iter().map(of).chain(splits).collect::<Vec<_>>()
+        };
+        assert_eq!(calls(&kernel), calls(&inside), "{command:?}");
+        let [kernel, inside] = [computed(&kernel), computed(&inside)];
+        assert!(kernel.len() > 6 && kernel.len() == inside.len(), "{} {}", kernel.len(), inside.len());
+        for (i, (one, other)) in kernel.iter().zip(&inside).enumerate() {
+            assert_eq!(one, other, "graph {i} of {command:?}");
+        }
+    }
+}
+
+/// Ops from inside, and from the kernel who took the CPU.
+#[test]
+fn root_sees_the_scheduler_too() {
+    let _turn = live!();
+    let program = fixture!("modern");
+    let command = [program.to_str().expect("UTF-8"), "-n", "60", "--sleep", "-t", "2"];
+    let seen = record(&[&INSIDE[..], &["--sched", "--"], &command].concat()).seen();
+    seen.complete();
+    from_inside(&seen);
+    let threads: std::collections::BTreeSet<u32> = seen.all.runs.iter().map(|run| run.tid).collect();
+    for tid in &threads {
+        let away = seen.all.causes.off_cpu.iter().filter(|e| e.tid == *tid).count();
+        assert!(away > 60, "thread {tid} sleeps in each op, and was away {away} times");
+    }
+    assert_eq!(threads.len(), 2);
+    let state =
+        |seen: &Seen| seen.all.causes.features.iter().find(|f| f.name == "scheduler").map(|f| f.state);
+    assert_eq!(state(&seen), Some(pfi::record::Availability::Whole));
+    let without = record(&[&INSIDE[..], &["--no-sched", "--"], &command].concat()).seen();
+    assert!(without.all.causes.off_cpu.is_empty() && state(&without).is_none());
+}
+
+/// A probe of the kernel on a jump would make the engine go on in the middle of it.
+#[test]
+fn other_recorders_leave_its_engine_alone() {
+    let _turn = live!();
+    let program = fixture!("modern");
+    let program = program.to_str().expect("UTF-8");
+    let recorder =
+        Recorder::start(&[&INSIDE[..], &["--", program, "-n", "1000000", "--op-ns", "1000"]].concat());
+    recorder.wait_for_slices();
+    let pid = recorder.wait_for_event("attached")["pid"].as_u64().expect("a pid") as u32;
+    let number = pid.to_string();
+    for by in [["bpf", "-p", &number], ["bpf", "--exe", program], ["perf", "-p", &number]] {
+        let mut command = profinfer();
+        command.args(["record", "-o", "/dev/null", "--force", "--duration", "2", "--source"]);
+        let done = command.args(by).output().expect("it starts");
+        let said = String::from_utf8_lossy(&done.stderr);
+        assert!(said.contains(&format!("process {pid} is recorded from inside")), "{said}");
+        assert!(!done.status.success(), "{said}");
+    }
+    let before = Seen::read(&recorder.trace).all.tokens.len();
+    recorder.wait_for_tokens(before);
+    common::run::signal_to(pid, libc::SIGKILL);
+    let run = recorder.finish();
+    assert_eq!(run.status.code(), Some(137), "it computed until it was killed: {}", run.stderr);
+}
+
 /// Each way in which an engine can be built: every hit, every tensor, as it says itself.
 #[test]
 fn every_variant_says_the_same() {
-    let _turn = live!(beside others);
+    let _turn = live!(from inside);
     let variants = [
         "modern",
         "modern-clang",
@@ -52,7 +156,7 @@ fn every_variant_says_the_same() {
 
 #[test]
 fn levels_are_those_of_other_sources() {
-    let _turn = live!(beside others);
+    let _turn = live!(from inside);
     let program = fixture!("modern");
     let program = program.to_str().expect("UTF-8");
     let at =
@@ -66,7 +170,7 @@ fn levels_are_those_of_other_sources() {
 }
 
 fn real_engine(name: &str, habits: Habits, op: &str) {
-    let _turn = live!(beside others);
+    let _turn = live!(from inside);
     let lib = match engine(name) {
         Ok(path) => path,
         Err(why) => skip!("{why}"),
@@ -126,7 +230,7 @@ fn b11549() {
 
 #[test]
 fn logits_are_the_same_bits() {
-    let _turn = live!(beside others);
+    let _turn = live!(from inside);
     for name in ["v0.5.0", "b11549"] {
         let lib = match engine(name) {
             Ok(path) => path,
@@ -196,7 +300,7 @@ fn nobody_may_record_what_it_starts() {
 /// A user, a PID and a mount namespace of its own, as in a container.
 #[test]
 fn in_namespaces_of_its_own() {
-    let _turn = live!(beside others);
+    let _turn = live!(from inside);
     let program = fixture!("modern");
     let dir = tempfile::tempdir().expect("a directory");
     let trace = dir.path().join("trace.pfi");
@@ -216,7 +320,7 @@ fn in_namespaces_of_its_own() {
 
 #[test]
 fn children_by_fork_and_by_other_programs_are_recorded() {
-    let _turn = live!(beside others);
+    let _turn = live!(from inside);
     let program = fixture!("modern");
     let program = program.to_str().expect("UTF-8");
     let tokens = |run: Run| {
@@ -241,7 +345,7 @@ fn leftovers() -> Vec<String> {
 
 #[test]
 fn an_engine_outlives_its_recorder_and_says_the_same() {
-    let _turn = live!(beside others);
+    let _turn = live!(from inside);
     let program = fixture!("modern");
     let dir = tempfile::tempdir().expect("a directory");
     let (said, go) = (dir.path().join("said"), dir.path().join("go"));
@@ -266,7 +370,7 @@ fn an_engine_outlives_its_recorder_and_says_the_same() {
 
 #[test]
 fn what_a_killed_engine_did_is_kept() {
-    let _turn = live!(beside others);
+    let _turn = live!(from inside);
     let program = fixture!("modern");
     let command = ["--", program.to_str().expect("UTF-8"), "-n", "1000000", "--op-ns", "50000"];
     let recorder = Recorder::start(&[&INSIDE[..], &command].concat());
@@ -282,7 +386,7 @@ fn what_a_killed_engine_did_is_kept() {
 
 #[test]
 fn an_engine_that_goes_on_is_left_alone() {
-    let _turn = live!(beside others);
+    let _turn = live!(from inside);
     let program = fixture!("modern");
     let dir = tempfile::tempdir().expect("a directory");
     let said = dir.path().join("said");

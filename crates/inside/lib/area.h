@@ -45,7 +45,7 @@ struct area {
 	__u64 clock;	  /* address of the vDSO's clock_gettime, 0: none */
 	__u64 getcpu;	  /* address of the vDSO's getcpu, 0: none */
 	__u32 tgid;	  /* the process as the recorder sees it */
-	__u32 hit_ns;	  /* told by the library: what a hit costs here */
+	__u32 forget;	  /* changes when the structure of graphs that were seen must be sent again */
 	__u64 proc[3];	  /* struct proc of src/bpf/send.h; no engines: nothing is recorded */
 };
 

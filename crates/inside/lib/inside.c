@@ -249,6 +249,24 @@ static bool forked(void)
 	return *alive;
 }
 
+/* The last `forget` of the area that was followed. */
+static __u32 forgotten;
+
+/* The recorder wants the structure of graphs again, which it did not follow for a while. */
+static void forget_graphs(void)
+{
+	__u64 step = 8 + ((sizeof(*graphs.value) + 7) & ~7ULL);
+	char *slots = graphs.value_slots;
+
+	__atomic_store_n(&forgotten, __atomic_load_n(&area->forget, __ATOMIC_RELAXED), __ATOMIC_RELAXED);
+	for (__u64 i = 0; i < MAP_ENTRIES(&graphs); i++) {
+		__u64 *key = (void *)(slots + i * step);
+
+		if (__atomic_load_n(key, __ATOMIC_RELAXED))
+			__atomic_store_n(key, 0, __ATOMIC_RELAXED);
+	}
+}
+
 static void run(struct pt_regs *regs, const struct site *site, __u32 number)
 {
 	if (number == LOADED) {
@@ -267,6 +285,8 @@ static void run(struct pt_regs *regs, const struct site *site, __u32 number)
 		me.shard = __atomic_fetch_add(&threads, 1, __ATOMIC_RELAXED) & (area->shards - 1) & (SHARDS - 1);
 		me.tid = system0(SYS_gettid);
 	}
+	if (__atomic_load_n(&area->forget, __ATOMIC_RELAXED) != __atomic_load_n(&forgotten, __ATOMIC_RELAXED))
+		forget_graphs();
 	inside_constants = (void *)((char *)area + ENGINES_AT + site->engine * ENGINE_BYTES);
 	programs[number](regs);
 }

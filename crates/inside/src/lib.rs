@@ -52,13 +52,17 @@ pub struct Start {
     pub clock: u64,
     pub getcpu: u64,
     pub tgid: u32,
-    pub hit_ns: u32,
+    /// Changes when the structure of graphs that were seen must be sent again.
+    pub forget: u32,
     /// `struct proc` of src/bpf/send.h: two addresses, engines as bits, phase.
     pub proc: [u64; 3],
 }
 
 /// Where `Start::proc` has its engines.
 pub const ENGINES_OF_PROC: usize = std::mem::offset_of!(Start, proc) + 16;
+
+/// Where `Start::forget` is.
+pub const FORGET_AT: usize = std::mem::offset_of!(Start, forget);
 
 /// A function with a jump: which of its programs run, and their numbers.
 #[repr(C)]

@@ -1,6 +1,7 @@
 //! The memory that a recorded process shares with the recorder (crates/inside/lib/area.h). Whatever the process writes
 //! there is untrusted: nothing is read twice, and each record is checked against the ring's own bounds.
 
+use std::ffi::CStr;
 use std::fs::File;
 use std::io;
 use std::os::fd::FromRawFd;
@@ -11,6 +12,9 @@ use memmap2::{MmapOptions, MmapRaw};
 use crate::capture::event::{COUNTERS, KINDS};
 use crate::capture::source::EventStats;
 use crate::capture::transport::ring_bytes;
+
+/// Name of the memory in the maps of a process.
+pub const NAME: &CStr = c"profinfer-inside";
 
 /// Rings of a process.
 pub fn shards() -> usize {
@@ -44,10 +48,7 @@ impl Area {
         let bytes = inside::RINGS_AT + shards * (inside::RING_HEAD + ring);
         // SAFETY: a name that ends with a zero; a descriptor that nothing else owns.
         let file = unsafe {
-            match libc::memfd_create(
-                c"profinfer-inside".as_ptr(),
-                libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING,
-            ) {
+            match libc::memfd_create(NAME.as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) {
                 -1 => return Err(io::Error::last_os_error()),
                 fd => File::from_raw_fd(fd),
             }
@@ -128,6 +129,11 @@ impl Area {
     /// The engines of the process, as bits; 0: nothing is recorded.
     pub fn admit(&self, engines: u32) {
         self.half(inside::ENGINES_OF_PROC).store(engines, Ordering::Release);
+    }
+
+    /// From the next hit on, the structure of each graph is sent again.
+    pub fn forget_graphs(&self) {
+        self.half(inside::FORGET_AT).fetch_add(1, Ordering::Relaxed);
     }
 
     /// Passes on the records that have arrived, ring by ring; `into` is memory for one.

@@ -14,21 +14,25 @@ mod prober;
 pub mod refused;
 mod state;
 
+use std::cell::RefCell;
 use std::collections::{BTreeSet, HashMap};
 use std::ffi::OsString;
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::path::Path;
+use std::rc::Rc;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use crate::capture::error::RecordError;
-use crate::capture::event::{self, Call, Head};
+use crate::capture::bpf::Bpf;
+use crate::capture::error::{RecordError, SchedError};
+use crate::capture::event::{self, Call, Event, Head};
 use crate::capture::object;
 use crate::capture::skel::types::{ev_kind, ops_constants};
-use crate::capture::source::{CaptureOptions, EventStats, FeatureStatus, Prober, Sink, Source};
+use crate::capture::source::{CaptureOptions, EventStats, FeatureStatus, Guard, Prober, Sink, Source};
 use crate::capture::structure::Reading;
 use crate::capture::transport::{SLACK_NS, SortQueue};
+use crate::host::btf::Btf;
 use crate::host::halt::Halt;
 use crate::host::maps::{self, Mapping};
 use crate::host::{target, usage, wake};
@@ -38,8 +42,18 @@ use pfi::record::Availability;
 use prober::InsideProber;
 use state::{Process, State, lock};
 
-/// What a recording from inside lacks, for doctor and the trace.
+/// What a recording from inside lacks, for doctor and the trace; and where the kernel's scheduler may be watched.
 pub const LACKS: &str = "who else took the CPU is not known, nor hardware counters";
+pub const LACKS_AS_ROOT: &str = "ops have no hardware counters";
+
+/// Whether a process is, or was, recorded so: some functions begin with jumps, of which the kernel knows nothing. A probe
+/// of the kernel there would run what the file has instead, and go on in the middle of the jump.
+pub fn is_in(pid: u32) -> bool {
+    let area = |m: &Mapping| {
+        m.path.as_os_str().as_encoded_bytes().strip_prefix(b"/memfd:") == Some(area::NAME.to_bytes())
+    };
+    maps::read(pid).unwrap_or_default().iter().any(area)
+}
 
 /// The longest wait: nothing wakes the recorder when a ring fills.
 const LONGEST: Duration = Duration::from_millis(10);
@@ -61,10 +75,33 @@ pub struct Inside {
     targets: BTreeSet<u32>,
     /// Some process has loaded the library.
     began: bool,
+    scheduler: Option<Result<KernelScheduler, String>>,
+}
+
+/// The kernel's scheduler, watched beside the library: a source without probes, of whose events only these are kept.
+struct KernelScheduler {
+    source: Bpf,
+    /// Events that have arrived, one after the other.
+    events: Rc<RefCell<Vec<Vec<u8>>>>,
+}
+
+impl KernelScheduler {
+    fn new(options: CaptureOptions, btf: Option<Btf>) -> KernelScheduler {
+        let events = Rc::<RefCell<Vec<Vec<u8>>>>::default();
+        let to = events.clone();
+        let sink = Rc::new(RefCell::new(move |bytes: &[u8]| {
+            if let Some((_, Event::OffCpuEvent(_))) = event::parse(bytes) {
+                to.borrow_mut().push(bytes.to_vec());
+            }
+        }));
+        KernelScheduler { source: Bpf::new(options, btf, None, sink), events }
+    }
 }
 
 impl Inside {
-    pub fn new(options: CaptureOptions, sink: Sink) -> Inside {
+    /// `kernel`: whether the kernel's scheduler may be watched. Err says what is missing.
+    pub fn new(options: CaptureOptions, btf: Option<Btf>, kernel: Result<(), String>, sink: Sink) -> Inside {
+        let scheduler = options.sched.then(|| kernel.map(|()| KernelScheduler::new(options, btf)));
         Inside {
             options,
             sink,
@@ -76,6 +113,35 @@ impl Inside {
             told: [0; 2],
             targets: BTreeSet::new(),
             began: false,
+            scheduler,
+        }
+    }
+
+    fn kernel(&mut self) -> Option<&mut Bpf> {
+        self.scheduler.as_mut()?.as_mut().ok().map(|kernel| &mut kernel.source)
+    }
+
+    /// Done only once. Without it, the rest is recorded all the same.
+    fn watch_scheduler(&mut self) {
+        let Some(kernel) = self.kernel() else { return };
+        let why = match kernel.start() {
+            Ok(()) => kernel.scheduler().filter(|s| s.state == Availability::None).map(|s| s.why),
+            Err(e) => Some(e.to_string()),
+        };
+        // Of children, the library tells.
+        kernel.news().clear();
+        if let Some(why) = why {
+            lock(&self.state).news.push(format!("off-CPU time is not recorded: {why}"));
+            self.scheduler = Some(Err(why));
+        }
+    }
+
+    /// Takes what the kernel has told of the scheduler.
+    fn take_scheduler(&mut self) {
+        let Some(Ok(kernel)) = &mut self.scheduler else { return };
+        kernel.source.poll(Duration::ZERO);
+        for bytes in kernel.events.borrow_mut().drain(..) {
+            self.order.push(&bytes, &mut *self.sink.borrow_mut());
         }
     }
 
@@ -259,7 +325,9 @@ fn symbol(image: &[u8], names: [&str; 2]) -> Option<u64> {
 
 impl Source for Inside {
     fn start(&mut self) -> Result<(), RecordError> {
-        self.door().map(drop)
+        self.door()?;
+        self.watch_scheduler();
+        Ok(())
     }
 
     fn environment(&mut self) -> Result<Vec<(&'static str, OsString)>, RecordError> {
@@ -279,11 +347,16 @@ impl Source for Inside {
         if let Some(place) = state.engines.get_mut(at) {
             *place = constants;
         }
+        drop(state);
+        self.watch_scheduler();
         Ok(Box::new(InsideProber { engine: reading.engine, state: self.state.clone() }))
     }
 
     fn add_target(&mut self, pid: u32) {
         self.targets.insert(pid);
+        if let Some(kernel) = self.kernel() {
+            kernel.add_target(pid);
+        }
     }
 
     fn admit(&mut self, pid: u32, engine: u16) {
@@ -298,6 +371,10 @@ impl Source for Inside {
                 process.area.admit(engines);
             }
         }
+        drop(state);
+        if let Some(kernel) = self.kernel() {
+            kernel.admit(pid, engine);
+        }
     }
 
     fn drop_target(&mut self, pid: u32) {
@@ -306,6 +383,44 @@ impl Source for Inside {
         if let Some(process) = state.processes.get(&pid) {
             process.area.admit(0);
         }
+        drop(state);
+        if let Some(kernel) = self.kernel() {
+            kernel.drop_target(pid);
+        }
+    }
+
+    fn meet(&mut self, pid: u32) {
+        if let Some(kernel) = self.kernel() {
+            kernel.meet(pid);
+        }
+    }
+
+    fn can_unwatch(&self) -> bool {
+        matches!(self.scheduler, Some(Ok(_)))
+    }
+
+    fn watch(&mut self, pids: &[u32]) -> Result<(), Arc<SchedError>> {
+        self.kernel().map_or(Ok(()), |kernel| kernel.watch(pids))
+    }
+
+    fn unwatch(&mut self) -> Vec<Guard> {
+        self.kernel().map(Bpf::unwatch).unwrap_or_default()
+    }
+
+    fn unwatched(&mut self) {
+        if let Some(kernel) = self.kernel() {
+            kernel.unwatched();
+        }
+        self.take_scheduler();
+    }
+
+    fn run_stats(&self) -> (u64, u64) {
+        let kernel = self.scheduler.as_ref().and_then(|s| s.as_ref().ok());
+        kernel.map(|kernel| kernel.source.run_stats()).unwrap_or_default()
+    }
+
+    fn ops_begin(&mut self) {
+        lock(&self.state).processes.values().for_each(|p| p.area.forget_graphs());
     }
 
     fn halted(&mut self) -> Option<Halt> {
@@ -338,9 +453,13 @@ impl Source for Inside {
     }
 
     fn scheduler(&self) -> Option<FeatureStatus> {
-        let why =
-            "it is not known from inside a process who took its CPU: record as root by BPF for that".into();
-        Some(FeatureStatus { state: Availability::None, why })
+        match self.scheduler.as_ref()? {
+            Ok(kernel) => kernel.source.scheduler(),
+            Err(missing) => {
+                let why = format!("not known from inside a process without root ({missing})");
+                Some(FeatureStatus { state: Availability::None, why })
+            }
+        }
     }
 
     fn poll(&mut self, timeout: Duration) {
@@ -357,6 +476,7 @@ impl Source for Inside {
         wake::poll(&mut fds, timeout.min(LONGEST));
         let before = usage::now();
         self.take(&self.processes());
+        self.take_scheduler();
         for (pid, _) in pids.iter().zip(&fds).filter(|(_, fd)| fd.revents != 0) {
             self.end(*pid, true);
         }
@@ -367,6 +487,9 @@ impl Source for Inside {
     /// No process asks any more, and no program of theirs runs.
     fn leave_processes(&mut self) {
         self.door = None;
+        if let Some(kernel) = self.kernel() {
+            kernel.leave_processes();
+        }
         if !self.began {
             let why = "no process has loaded the recorder's library: its loader ignores LD_PRELOAD, or may not map it";
             lock(&self.state).news.push(why.into());
@@ -380,6 +503,10 @@ impl Source for Inside {
 
     fn finish(&mut self) {
         self.take(&self.processes());
+        if let Some(kernel) = self.kernel() {
+            kernel.finish();
+        }
+        self.take_scheduler();
         self.release(u64::MAX);
     }
 
@@ -392,6 +519,11 @@ impl Source for Inside {
         lock(&self.state).processes.values().for_each(|p| p.area.count(&mut stats));
         for (kind, told) in [ev_kind::EV_FORK, ev_kind::EV_EXIT].into_iter().zip(self.told) {
             stats.kinds[kind.0 as usize].seen += told;
+        }
+        if let Some(Ok(kernel)) = &self.scheduler {
+            let (of, all) = (ev_kind::EV_OFFCPU.0 as usize, kernel.source.event_stats());
+            stats.kinds[of] = all.kinds[of].clone();
+            stats.counters.iter_mut().zip(all.counters).for_each(|(count, more)| *count += more);
         }
         stats
     }

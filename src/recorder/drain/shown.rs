@@ -2,6 +2,7 @@
 
 use crate::capture::structure::Unreadable;
 use crate::recorder::graphs::{GraphStart, ObservedGraph};
+use pfi::record::Detail;
 
 /// What one engine's probes have shown so far.
 #[derive(Debug, Clone, Copy, Default)]
@@ -105,11 +106,11 @@ impl Shown {
         s
     }
 
-    /// A CPU graph has ended.
-    pub(super) fn note(&mut self, s: &GraphStart, seen: &ObservedGraph) {
+    /// A CPU graph has ended, which ran before the last change of level, at that level.
+    pub(super) fn note(&mut self, s: &GraphStart, seen: &ObservedGraph, before: Option<Detail>) {
         self.graphs += 1;
         (self.threads, self.nodes) = (s.threads, s.n_nodes);
-        if seen.cut {
+        if seen.cut || before.is_some_and(|level| level < Detail::Op) {
             return;
         }
         self.silent += u64::from(seen.hits == 0);

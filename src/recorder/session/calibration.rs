@@ -37,11 +37,13 @@ fn sched_cost(backend: &CaptureBackend, sched: bool) -> (Option<f64>, Option<Str
         (true, CaptureBackend::Perf(_)) => {
             (None, Some("scheduler perf events stay on at every level".into()))
         }
-        (true, CaptureBackend::Inside(_)) => (None, None),
-        (true, CaptureBackend::Bpf) => match sched_cost::price(backend) {
-            Ok(price) => (Some(price), None),
-            Err(why) => (None, Some(format!("its overhead is unknown: {why}"))),
-        },
+        (true, CaptureBackend::Inside(_)) if CaptureBackend::scheduler_allowed().is_err() => (None, None),
+        (true, CaptureBackend::Bpf | CaptureBackend::Inside(_)) => {
+            match sched_cost::price(&CaptureBackend::Bpf) {
+                Ok(price) => (Some(price), None),
+                Err(why) => (None, Some(format!("its overhead is unknown: {why}"))),
+            }
+        }
     }
 }
 

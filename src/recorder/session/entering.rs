@@ -5,7 +5,9 @@ use std::time::{Duration, Instant};
 
 use super::Session;
 use super::output::notice;
+use crate::capture::backend::CaptureBackend;
 use crate::capture::error::RecordError;
+use crate::capture::inside;
 use crate::capture::source::Guard;
 use crate::host::{maps, pulse, target};
 use crate::recorder::early;
@@ -65,6 +67,12 @@ impl Session {
     /// A followed process has the engine at this position: it is probed and recorded from now on.
     pub(super) fn enter(&mut self, pid: u32, place: usize, watch: &mut dyn SessionObserver) {
         let Some(engine) = self.engines.get_mut(place).filter(|a| !a.is_in(pid)) else { return };
+        if !matches!(self.backend, CaptureBackend::Inside(_)) && inside::is_in(pid) {
+            if self.recorded_inside.insert(pid) {
+                watch.tell(&RecordError::RecordedInside(pid).to_string());
+            }
+            return;
+        }
         for why in engine.enter(pid) {
             watch.tell(&format!("process {pid}: probe not attached: {why}"));
         }
@@ -171,7 +179,7 @@ impl Session {
                 ran |= early::ran(pid, &self.engines[place]);
                 self.enter(pid, place, watch);
             }
-            if ran {
+            if ran && !self.recorded_inside.contains(&pid) {
                 let text = format!(
                     "process {pid} had loaded the engine before it was probed: anything it computed until then is missing"
                 );

@@ -6,7 +6,6 @@ use std::time::Duration;
 use super::Session;
 use super::calibration::{prices, top};
 use super::setup::roles;
-use crate::capture::backend::CaptureBackend;
 use crate::capture::error::RecordError;
 use crate::capture::pmc::Counters;
 use crate::engine::probes::Role;
@@ -35,11 +34,6 @@ impl Session {
     /// Begins to keep the budget, if there is one: at a cheap level until tokens have been seen.
     pub(super) fn keep_budget(&mut self, watch: &mut dyn SessionObserver) -> Result<(), RecordError> {
         let Some(rule) = self.options.budget else { return Ok(()) };
-        if let CaptureBackend::Inside(_) = self.backend {
-            let why = "a recording from inside the process keeps none: the level stays as requested";
-            watch.tell(&format!("budget: {why}"));
-            return Ok(self.feature(Availability::None, why)?);
-        }
         let shared = self.counters.as_ref().and_then(Counters::shared);
         let calibration = self.options.calibration.take();
         let calibration = calibration.map(|l| (l.prices, l.unfit));
@@ -112,8 +106,9 @@ impl Session {
             let mut drain = self.drain.borrow_mut();
             let Some(done) = drain.done.pop_front() else { break };
             let clear = !drain.is_reconfiguring(done.t.saturating_sub(done.dur), done.t);
+            let level = drain.level_before(done.t).unwrap_or(self.detail);
             drop(drain);
-            let change = controller.call(&done, clear.then_some(self.detail), &engine);
+            let change = controller.call(&done, clear.then_some(level), &engine);
             take(change, controller);
         }
         told
@@ -160,7 +155,7 @@ impl Session {
 
     /// Attaches what `to` has and the current level lacks, detaches what `to` lacks; likewise beyond probes.
     fn move_to(&mut self, to: Detail, watch: &mut dyn SessionObserver) -> Result<(), WriteError> {
-        self.drain.borrow_mut().begin_change(usage::now());
+        self.drain.borrow_mut().begin_change(usage::now(), self.detail);
         let from = self.probed();
         self.detail = to;
         if self.probed() != from {

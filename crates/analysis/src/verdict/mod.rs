@@ -107,7 +107,8 @@ fn missing(facts: &VerdictFacts<'_>, no: Option<NoCeiling>, top: Option<&SpeedCe
         let inside = facts.report.run.source.as_deref() == Some(SourceKind::Inside.name());
         out.push(match inside {
             true => {
-                "preemption and page faults: not known from inside a process, record as root by BPF".into()
+                "preemption and page faults: not known from inside a process; as root, record with --sched"
+                    .into()
             }
             false => {
                 "the scheduler was not recorded: use record --sched to see preemption and page faults".into()
