@@ -41,8 +41,6 @@ pub struct RunCounts {
     pub too_many: u64,
     /// They ended before they could be recorded.
     pub missed: u64,
-    /// They were followed, and ended without a recorded token: that would have exceeded the budget.
-    pub over_budget: u64,
 }
 
 pub(super) enum RunPhase {

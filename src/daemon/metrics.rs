@@ -159,7 +159,6 @@ fn service(out: &mut Families, state: &ServiceState) {
         ("left out by sample_one_in", state.totals.left.sampled),
         ("left out by max_concurrent", counts.max_concurrent),
         ("missed", counts.missed),
-        ("over budget", counts.over_budget),
     ] {
         out.count(&OUTCOMES, Some(("outcome", name)), n);
     }

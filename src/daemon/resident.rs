@@ -470,7 +470,6 @@ impl<'a> Service<'a> {
             sample_one_in: c.left_out,
             max_concurrent: c.too_many,
             missed: c.missed,
-            over_budget: c.over_budget,
             waiting: supervisor.waiting(),
         };
         self.state.shunned = supervisor.shunned();

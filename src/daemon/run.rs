@@ -3,7 +3,6 @@
 use serde::{Deserialize, Serialize};
 
 use super::lines::plain;
-use crate::recorder::qos;
 use pfi::track::RequestNow;
 
 /// State of one run. Values not known (yet) are None.
@@ -63,11 +62,6 @@ pub fn is_file_name(name: &str) -> bool {
 }
 
 impl Run {
-    /// Whether nothing of it was recorded, though it was followed: the budget allowed no level that sees all calls.
-    pub fn is_unseen(&self) -> bool {
-        self.tokens == 0 && self.ttft_ns.is_none() && qos::leaves_gaps(&self.level)
-    }
-
     /// Takes a recorder's report on the run that it was given. The recorder reads data made by users, so facts that
     /// the service knows better stay unchanged, and impossible values become unknown.
     pub fn take(&mut self, said: Run) {
@@ -121,16 +115,6 @@ mod tests {
         assert!(run.requests.iter().all(|r| r.tokens_per_s.is_none()));
         assert!(run.level.len() < 200 && run.level.starts_with("op\\n"));
         assert!(run.ended.is_some_and(|why| why.len() < 4000 && !why.contains('\u{1b}')));
-    }
-
-    #[test]
-    fn a_run_over_budget_is_one_of_which_no_token_was_seen() {
-        let of = |level: &str, tokens| Run { level: level.into(), tokens, ..Run::default() }.is_unseen();
-        assert!(of("nothing", 0) && of("token for one second in 8", 0));
-        // A run that was seen for a while, and a server without requests.
-        assert!(!of("nothing", 1) && !of("token for one second in 8", 1) && !of("token", 0));
-        let prompt = Run { level: "nothing".into(), ttft_ns: Some(1), ..Run::default() };
-        assert!(!prompt.is_unseen());
     }
 
     #[test]

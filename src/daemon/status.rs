@@ -127,8 +127,6 @@ pub struct StatusCounts {
     pub max_concurrent: u64,
     /// Should have been recorded but were not: a message says why.
     pub missed: u64,
-    /// Seen but not recorded: no token fitted the budget.
-    pub over_budget: u64,
     /// Undecided: they wait until one of the recorded runs ends.
     pub waiting: u64,
 }

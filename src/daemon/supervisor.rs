@@ -448,7 +448,6 @@ impl Supervisor {
     fn end(&mut self, run: Run) {
         // It was followed if it has a level.
         match !run.level.is_empty() {
-            true if run.is_unseen() => self.counts.over_budget += 1,
             true => self.counts.recorded += 1,
             false => {
                 self.counts.missed += 1;

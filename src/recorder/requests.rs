@@ -148,8 +148,6 @@ pub struct Requests {
     open: Vec<OpenContext>,
     known: KnownRequests,
     tallies: Tallies,
-    /// Not all calls are seen.
-    gaps: bool,
     /// Lost events of calls so far.
     lost: u64,
 }
@@ -171,11 +169,6 @@ impl Tallies {
 impl Requests {
     /// A call has returned, and this is what it has computed.
     pub fn chunks(&mut self, call: &RequestCall, chunks: &[Chunk]) {
-        if self.gaps {
-            let decoded = chunks.iter().filter(|c| c.tokens == 1).count() as u64;
-            self.tallies.of(call.run).tokens += decoded;
-            return;
-        }
         chunks.iter().for_each(|chunk| self.known.call(call, chunk, self.tallies.of(call.run)));
     }
 
@@ -195,9 +188,6 @@ impl Requests {
         self.known.end(&of, Some(Unobserved::Sequences), &mut self.tallies);
         let tally = self.tallies.of(call.run);
         tally.tokens += u64::from(call.width == 1);
-        if self.gaps {
-            return;
-        }
         let same = |c: &OpenContext| (c.pid, c.context) == (call.pid, call.context);
         let at = match self.open.iter().position(same) {
             Some(at) => at,
@@ -307,15 +297,6 @@ impl Requests {
             self.known.end(&|_, _| true, Some(Unobserved::Lost), &mut self.tallies);
             self.end_all(OpenContext::is_observed, |c, tally| c.miss(Unobserved::Lost, tally));
         }
-    }
-
-    /// Whether there are times in which calls are not seen.
-    pub fn gaps(&mut self, gaps: bool) {
-        if gaps && !self.gaps {
-            self.known.end(&|_, _| true, Some(Unobserved::Gaps), &mut self.tallies);
-            self.end_all(|_| true, |c, tally| c.miss(Unobserved::Gaps, tally));
-        }
-        self.gaps = gaps;
     }
 
     fn end_all(

@@ -25,7 +25,7 @@ use self::output::{Counted, notice};
 use self::setup::{header, roles, source};
 use crate::capture::backend::CaptureBackend;
 use crate::capture::error::RecordError;
-use crate::capture::inside;
+use crate::capture::inside::is_recorded_inside;
 use crate::capture::pmc::Counters;
 use crate::capture::skel::types::ev_kind;
 use crate::capture::source::{CaptureOptions, GpuDetail, Source};
@@ -265,7 +265,7 @@ pub fn record(
                 if !target::alive(pid) {
                     return Err(RecordError::Ended(pid));
                 }
-                if inside::is_in(pid) {
+                if is_recorded_inside(pid) {
                     return Err(RecordError::RecordedInside(pid));
                 }
                 s.follow(pid);

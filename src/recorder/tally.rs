@@ -114,8 +114,6 @@ pub enum Unobserved {
     EndUnseen,
     /// Events of calls were lost.
     Lost,
-    /// The budget allows no level that sees all calls.
-    Gaps,
     /// The recording of the process ended before the request did.
     Stopped,
     /// More contexts are in use than are followed.
@@ -123,7 +121,7 @@ pub enum Unobserved {
 }
 
 /// Number of reasons.
-pub const REASONS: usize = 10;
+pub const REASONS: usize = 9;
 
 impl Unobserved {
     /// All reasons, in the order of [`RequestTally::unobserved`], with their names in the metrics.
@@ -135,7 +133,6 @@ impl Unobserved {
         (Unobserved::Width, "batch size unknown"),
         (Unobserved::EndUnseen, "end on device not seen"),
         (Unobserved::Lost, "events lost"),
-        (Unobserved::Gaps, "gaps in the recording"),
         (Unobserved::Stopped, "recording ended"),
         (Unobserved::Crowded, "too many contexts"),
     ];
@@ -167,6 +164,8 @@ pub struct RequestTally {
 impl RequestTally {
     /// Counts a complete request.
     pub fn observe_request(&mut self, request: &ObservedRequest<'_>) {
+        // The first token comes with the prompt's last call, which is no call that decodes.
+        self.tokens = self.tokens.saturating_add(u64::from(request.first_token_ns.is_some()));
         request.first_token_ns.into_iter().for_each(|ns| self.first_token.observe(&FIRST_TOKEN_NS, ns));
         request.output_token_ns.iter().for_each(|&ns| self.output_token.observe(&OUTPUT_TOKEN_NS, ns));
         request.duration_ns.into_iter().for_each(|ns| self.duration.observe(&DURATION_NS, ns));
@@ -244,7 +243,7 @@ mod tests {
             (all.first_token.counts[7], all.output_token.counts[13], all.duration.counts[9]),
             (3, 3, 3)
         );
-        assert_eq!((all.duration.sum_ns, all.unobserved[9]), (3 * ms(3140), 3));
+        assert_eq!((all.duration.sum_ns, all.unobserved[8]), (3 * ms(3140), 3));
         assert!(!all.is_empty() && all.is_plausible());
         all.duration.counts[16] = u64::MAX;
         assert!(!all.is_plausible());

@@ -169,11 +169,10 @@ fn state() -> ServiceState {
     state.state = ServicePhase::Recording;
     state.counts = StatusCounts {
         seen: 12,
-        recorded: 4,
+        recorded: 5,
         by_rule: 4,
         sample_one_in: 2,
         max_concurrent: 1,
-        over_budget: 1,
         ..StatusCounts::default()
     };
     state.store =
@@ -314,7 +313,7 @@ fn requests_are_cumulative_histograms_by_model() {
     assert_eq!(of_model("time_to_first_token_seconds"), number(&FIRST_TOKEN_NS));
     assert_eq!(of_model("time_per_output_token_seconds"), number(&OUTPUT_TOKEN_NS));
     assert_eq!(of_model("request_duration_seconds"), number(&DURATION_NS));
-    assert_eq!(value(&all, "tokens_total", ("ggml_quantization", "Q4_K_M")), Some(14.0));
+    assert_eq!(value(&all, "tokens_total", ("ggml_quantization", "Q4_K_M")), Some(18.0));
     assert_eq!(value(&all, "requests_unobserved_total", ("reason", "prompt not seen")), Some(2.0));
     let les: Vec<&str> = text
         .lines()

@@ -12,8 +12,6 @@ use pfi::record::Detail;
 
 /// Minimum length of a burst of sampled ops, ns: adding or removing probes takes some ten milliseconds.
 const BURST_NS: u64 = 500_000_000;
-/// Length of a window in which calls are recorded when not all can be, ns.
-const WINDOW_NS: u64 = 1_000_000_000;
 /// Hits of a token at level graph: entry and return of the call, its graph, its split and the CPU graph.
 const GRAPH_HITS: f64 = 8.0;
 const TOKEN_HITS: f64 = 2.0;
@@ -119,12 +117,6 @@ pub struct Controller {
     /// Sampling: whether ops are on, and tokens until that changes.
     on: bool,
     left: u64,
-    /// Where calls are recorded in windows: when the current window or gap began.
-    since: u64,
-    /// Time during which calls were recorded, and total time, ns; and the time up to which both are counted.
-    seen_ns: u64,
-    all_ns: u64,
-    counted: Option<u64>,
     token_ns: u64,
     pub changes: u64,
 }
@@ -132,28 +124,14 @@ pub struct Controller {
 impl Controller {
     /// `top` is the richest level of probes wanted; counters and scheduler come on top of it, if they have a price.
     pub fn new(rule: LevelPolicy, prices: Prices, top: Detail) -> Controller {
-        let poor = [Detail::Nothing, Detail::Token, Detail::Graph].into_iter().filter(|l| *l < top);
+        // Calls are always seen: whatever counts tokens and requests is exact.
+        let poor = [Detail::Token, Detail::Graph].into_iter().filter(|l| *l < top);
         let counters = prices.counted.map(|_| Detail::Counters);
         let levels: heapless::Vec<Detail, 8> =
             poor.chain([top]).chain(counters).chain(prices.offcpu.map(|_| Detail::Scheduler)).collect();
         let policy = Policy::new(rule, &levels, top.min(Detail::Graph));
         let (before, ops) = (None, None);
-        let (since, seen_ns, all_ns, counted) = (0, 0, 0, None);
-        Controller {
-            rule,
-            policy,
-            prices,
-            before,
-            ops,
-            on: true,
-            left: 0,
-            since,
-            seen_ns,
-            all_ns,
-            counted,
-            token_ns: 0,
-            changes: 0,
-        }
+        Controller { rule, policy, prices, before, ops, on: true, left: 0, token_ns: 0, changes: 0 }
     }
 
     /// Whether a level is a candidate.
@@ -209,33 +187,14 @@ impl Controller {
             self.ops = Some(ops);
         }
         self.predict(engine);
-        self.turn(done.t);
+        self.turn();
         let token = DecodedToken { t: done.t, dur: done.dur, cost, level };
-        self.policy.token(&token).map(|change| self.note(change, done.t))
+        self.policy.token(&token).map(|change| self.note(change))
     }
 
-    /// Called while no calls are seen.
-    pub fn idle(&mut self, t: u64) -> Option<LevelDecision> {
-        self.turn(t);
-        self.policy.idle(t).map(|change| self.note(change, t))
-    }
-
-    /// Counts the time until now, CLOCK_MONOTONIC ns, towards this level.
-    pub fn count(&mut self, now: u64, level: Detail) {
-        let passed = now.saturating_sub(self.counted.replace(now).unwrap_or(now));
-        self.all_ns += passed;
-        self.seen_ns += if level > Detail::Nothing { passed } else { 0 };
-    }
-
-    /// Share of the time during which calls were recorded.
-    pub fn seen(&self) -> f64 {
-        if self.all_ns > 0 { self.seen_ns as f64 / self.all_ns as f64 } else { 1.0 }
-    }
-
-    fn note(&mut self, change: LevelDecision, t: u64) -> LevelDecision {
+    fn note(&mut self, change: LevelDecision) -> LevelDecision {
         self.changes += 1;
-        // A window opens only after the gap that pays for it.
-        (self.on, self.left, self.since) = (!change.to.has_windows(), self.burst(), t);
+        (self.on, self.left) = (true, self.burst());
         change
     }
 
@@ -267,17 +226,9 @@ impl Controller {
         (BURST_NS / self.token_ns.max(1)).max(1)
     }
 
-    /// Advances the sampling by one token; between windows there are no tokens, and time alone opens the next one.
-    fn turn(&mut self, t: u64) {
-        let now = self.policy.now();
-        let one_in = now.one_in;
-        if now.has_windows() {
-            let turn = WINDOW_NS * if self.on { 1 } else { u64::from(one_in) - 1 };
-            if t.saturating_sub(self.since) >= turn {
-                (self.on, self.since) = (!self.on, t);
-            }
-            return;
-        }
+    /// Advances the sampling by one token.
+    fn turn(&mut self) {
+        let one_in = self.policy.now().one_in;
         if one_in <= 1 {
             return;
         }
@@ -291,9 +242,8 @@ impl Controller {
     /// How soon the recorder must check again to notice two tokens that break the rule. Checking more often than
     /// probes can be changed would only cost time.
     pub fn wait(&self, longest: Duration) -> Duration {
-        match self.wanted() {
-            Detail::Nothing => longest,
-            _ if self.token_ns == 0 => longest,
+        match self.token_ns {
+            0 => longest,
             _ => Duration::from_nanos(self.token_ns / 2).clamp(SHORTEST_WAIT.min(longest), longest),
         }
     }
@@ -321,13 +271,6 @@ impl Controller {
     }
 }
 
-const WINDOWS: &str = " for one second in ";
-
-/// Whether a level of this name has gaps in which nothing is recorded.
-pub fn leaves_gaps(name: &str) -> bool {
-    name == "nothing" || name.contains(WINDOWS)
-}
-
 /// A level's name, for users.
 pub fn name(step: DetailStep) -> String {
     let level = match step.level {
@@ -341,7 +284,6 @@ pub fn name(step: DetailStep) -> String {
     };
     match step.one_in {
         1 => level.into(),
-        n if step.has_windows() => format!("{level}{WINDOWS}{n}"),
         n => format!("{level} for one token in {n}"),
     }
 }
@@ -407,61 +349,18 @@ mod tests {
     }
 
     #[test]
-    fn calls_that_cost_too_much_are_recorded_in_windows() {
-        // Two hits of 1 us in tokens of 40 us cost 5 %, and the budget is 1 %.
-        let rule = LevelPolicy { budget: Some(0.01), qos: None };
-        let mut c = Controller::new(rule, Prices { counted: None, offcpu: None, ..prices() }, Detail::Token);
-        let engine = EngineState {
-            threads: 1,
-            nodes: 0,
-            stepped: false,
-            calls_stepped: 0.0,
-            barrier: false,
-            switches: None,
-        };
-        let (mut t, mut calls, mut opened) = (1_000_000_000, 0, 0);
-        let (mut seen, mut end) = (0u64, None);
-        while end.is_none_or(|end| t < end) {
-            t += 40_000;
-            let wanted = c.wanted();
-            c.count(t, wanted);
-            match wanted {
-                Detail::Nothing => drop(c.idle(t)),
-                level => {
-                    calls += 2;
-                    seen += 40_000;
-                    let done =
-                        ReturnedCall { t, dur: 40_000, decode: true, calls, ..ReturnedCall::default() };
-                    c.call(&done, Some(level), &engine);
-                }
-            }
-            opened += u64::from(wanted == Detail::Nothing && c.wanted() == Detail::Token);
-            if c.now().has_windows() {
-                end.get_or_insert(t + 32 * WINDOW_NS);
-            }
-        }
-        assert_eq!(c.now(), DetailStep { level: Detail::Token, one_in: 8 });
-        assert_eq!(opened, 4, "one second in eight");
-        // The first tokens are seen before the cost is known.
-        let share = seen as f64 / (t - 1_000_000_000) as f64;
-        assert!((0.10..0.15).contains(&share) && (c.seen() - share).abs() < 0.01, "{share} {}", c.seen());
-        assert!(leaves_gaps(&name(c.now())) && !leaves_gaps("token") && leaves_gaps("nothing"));
-        assert_eq!(name(c.now()), "token for one second in 8");
-    }
-
-    #[test]
     fn only_what_has_a_price_is_a_level() {
         let rule = LevelPolicy { budget: Some(0.5), qos: None };
-        let all = [Detail::Nothing, Detail::Token, Detail::Graph, Detail::Op, Detail::Structure];
+        let all = [Detail::Token, Detail::Graph, Detail::Op, Detail::Structure];
         let levels = |prices: Prices, top| {
             let c = Controller::new(rule, prices, top);
             let more = [Detail::Counters, Detail::Scheduler];
             all.into_iter().chain(more).filter(|l| c.has(*l)).collect::<Vec<_>>()
         };
         let bare = Prices { counted: None, offcpu: None, ..prices() };
-        assert_eq!(levels(bare, Detail::Op), all[..4]);
+        assert_eq!(levels(bare, Detail::Op), all[..3]);
         let offcpu = Prices { counted: None, ..prices() };
-        assert_eq!(levels(offcpu, Detail::Token), [Detail::Nothing, Detail::Token, Detail::Scheduler]);
+        assert_eq!(levels(offcpu, Detail::Token), [Detail::Token, Detail::Scheduler]);
         assert_eq!(levels(prices(), Detail::Structure).last(), Some(&Detail::Scheduler));
         assert!(!levels(prices(), Detail::Structure).contains(&Detail::Op));
     }

@@ -35,15 +35,8 @@ pub struct LevelPolicy {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct DetailStep {
     pub level: Detail,
-    /// Ops are recorded for one token in this many, and calls at level token for one second in this many; 1 = all.
+    /// Ops are recorded for one token in this many; 1 = all.
     pub one_in: u32,
-}
-
-impl DetailStep {
-    /// Whether it records in windows, with no token seen between them.
-    pub fn has_windows(self) -> bool {
-        self.one_in > 1 && self.level == Detail::Token
-    }
 }
 
 /// A decoded token.
@@ -159,7 +152,7 @@ impl Policy {
     pub fn forgo(&mut self, level: Detail) {
         self.levels.retain(|l| *l != level);
         if self.now.level == level {
-            self.now = DetailStep { level: self.below(level).unwrap_or(Detail::Nothing), one_in: 1 };
+            self.now = DetailStep { level: self.below(level).unwrap_or(Detail::Token), one_in: 1 };
         }
     }
 
@@ -193,8 +186,7 @@ impl Policy {
         if over || late || slow.is_some() {
             (self.calm_tokens, self.calm_since) = (0, None);
         } else {
-            // Tokens between windows are not seen; count them like the seen ones.
-            self.calm_tokens += if self.now.has_windows() { u64::from(self.now.one_in) } else { 1 };
+            self.calm_tokens += 1;
             self.calm_since.get_or_insert(token.t);
         }
         let change = if self.over >= PATIENCE {
@@ -209,22 +201,6 @@ impl Policy {
         };
         let (to, why) = change?;
         Some(self.go(to, why, token, share))
-    }
-
-    /// Called where no tokens can be seen, as at [`Detail::Nothing`]: time alone brings the next try.
-    pub fn idle(&mut self, t: u64) -> Option<LevelDecision> {
-        if self.now.level != Detail::Nothing {
-            return None;
-        }
-        let since = *self.calm_since.get_or_insert(t);
-        if t.saturating_sub(since) < self.calm_ns() {
-            return None;
-        }
-        let to = DetailStep { level: self.above(Detail::Nothing)?, one_in: 1 };
-        // A token's duration may have changed by now.
-        self.recent.clear();
-        let token = DecodedToken { t, dur: 0, cost: 0.0, level: Detail::Nothing };
-        Some(self.go(to, ChangeReason::Calm, &token, 0.0))
     }
 
     fn learn(&mut self, token: &DecodedToken) {
@@ -275,7 +251,7 @@ impl Policy {
     /// `level` in full, or sampled as often as fits; None if that would be too rare.
     fn at(&self, level: Detail, usual: f64) -> Option<DetailStep> {
         // Which tokens had the scheduler's records would not be known.
-        let samples = (Detail::Op..=Detail::Counters).contains(&level) || level == Detail::Token;
+        let samples = (Detail::Op..=Detail::Counters).contains(&level);
         let steps = std::iter::successors(Some(1u32), |n| n.checked_mul(2).filter(|n| *n <= MAX_ONE_IN));
         let steps = steps.take(if samples { 32 } else { 1 });
         steps.map(|one_in| DetailStep { level, one_in }).find(|s| self.fits(*s, usual))
@@ -287,23 +263,15 @@ impl Policy {
         Some(richest.unwrap_or(DetailStep { level: poorest, one_in: 1 }))
     }
 
-    /// The richest level below the current one that fits, or the poorest that still sees tokens; none for a service
-    /// level that we cannot restore.
+    /// The richest level below the current one that fits, or the poorest.
     fn lower(&self, why: ChangeReason, usual: f64) -> Option<(DetailStep, ChangeReason)> {
         let lower = |s: &DetailStep| {
             (s.level, std::cmp::Reverse(s.one_in)) < (self.now.level, std::cmp::Reverse(self.now.one_in))
         };
-        let poorest = match why {
-            ChangeReason::Slow(_) => Detail::Token,
-            _ => Detail::Nothing,
-        };
-        let candidates = self.levels.iter().rev().filter(|l| **l <= self.now.level && **l >= poorest);
+        let candidates = self.levels.iter().rev().filter(|l| **l <= self.now.level);
         let fitting = match why {
             // Slow decoding is handled one level at a time, whatever that is predicted to save.
-            ChangeReason::Slow(_) => self
-                .below(self.now.level)
-                .filter(|l| *l >= poorest)
-                .map(|level| DetailStep { level, one_in: 1 }),
+            ChangeReason::Slow(_) => self.below(self.now.level).map(|level| DetailStep { level, one_in: 1 }),
             _ => candidates.clone().filter_map(|l| self.at(*l, usual)).find(lower),
         };
         let last = || candidates.clone().next_back().map(|level| DetailStep { level: *level, one_in: 1 });

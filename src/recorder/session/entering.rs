@@ -7,7 +7,7 @@ use super::Session;
 use super::output::notice;
 use crate::capture::backend::CaptureBackend;
 use crate::capture::error::RecordError;
-use crate::capture::inside;
+use crate::capture::inside::is_recorded_inside;
 use crate::capture::source::Guard;
 use crate::host::{maps, pulse, target};
 use crate::recorder::early;
@@ -67,7 +67,7 @@ impl Session {
     /// A followed process has the engine at this position: it is probed and recorded from now on.
     pub(super) fn enter(&mut self, pid: u32, place: usize, watch: &mut dyn SessionObserver) {
         let Some(engine) = self.engines.get_mut(place).filter(|a| !a.is_in(pid)) else { return };
-        if !matches!(self.backend, CaptureBackend::Inside(_)) && inside::is_in(pid) {
+        if !matches!(self.backend, CaptureBackend::Inside(_)) && is_recorded_inside(pid) {
             if self.recorded_inside.insert(pid) {
                 watch.tell(&RecordError::RecordedInside(pid).to_string());
             }

@@ -59,7 +59,6 @@ impl Session {
     pub(super) fn steer(&mut self, watch: &mut dyn SessionObserver) -> Result<(), WriteError> {
         self.settle();
         let Some(mut controller) = self.qos.take() else { return Ok(()) };
-        controller.count(usage::now(), self.detail);
         let told = self.changes(&mut controller);
         let wanted = controller.wanted();
         for (change, why) in told {
@@ -98,10 +97,6 @@ impl Session {
         let mut take = |change: Option<LevelDecision>, controller: &Controller| {
             told.extend(change.map(|c| (c, controller.words(&c))));
         };
-        if self.detail == Detail::Nothing {
-            let change = controller.idle(usage::now());
-            take(change, controller);
-        }
         loop {
             let mut drain = self.drain.borrow_mut();
             let Some(done) = drain.done.pop_front() else { break };
@@ -217,22 +212,25 @@ impl Session {
         let (n, now) = (controller.changes, qos::name(controller.now()));
         let (prices, beside) = (controller.prices(), self.not_ruled());
         let unseen = self.drain.borrow().waiting.unseen;
-        let state = match (controller.now().level, beside) {
-            (Detail::Nothing, _) | (_, Some(_)) => Availability::Partly,
-            _ if controller.seen() < 1.0 || unseen > 0 => Availability::Partly,
-            _ => Availability::Whole,
+        // At the level of calls, nothing is left to be left out.
+        let more = rule
+            .budget
+            .zip(controller.cost())
+            .filter(|(budget, cost)| cost > budget && controller.now().level == Detail::Token);
+        let state = match beside.is_some() || unseen > 0 || more.is_some() {
+            true => Availability::Partly,
+            false => Availability::Whole,
         };
         let beside = beside.map_or(String::new(), |why| format!("; not controlled by the budget: {why}"));
-        let seen = match controller.seen() {
-            all if all >= 1.0 => String::new(),
-            part => format!("; calls were recorded {:.1} % of the time", part * 100.0),
-        };
+        let more = more.map_or(String::new(), |(_, cost)| {
+            format!("; calls are recorded at any cost: they take {:.2} %", cost * 100.0)
+        });
         let blind = match unseen {
             0 => String::new(),
             n => format!("; {n} calls excluded: completion on the device was not observed"),
         };
         let why =
-            format!("{budget}{qos}({n} level changes, final level {now}; {prices}){seen}{blind}{beside}");
+            format!("{budget}{qos}({n} level changes, final level {now}; {prices}){more}{blind}{beside}");
         self.feature(state, &why)
     }
 

@@ -4,18 +4,15 @@ use super::Session;
 use crate::capture::skel::types::ev_kind;
 use crate::host::usage;
 use crate::recorder::recording::{RecordingProgress, SessionObserver};
-use pfi::record::Detail;
 
 impl Session {
     /// Passes on what was seen of requests since the last time.
     pub(super) fn tell_requests(&mut self, now: &RecordingProgress, watch: &mut dyn SessionObserver) {
-        let gaps = now.level.level == Detail::Nothing || now.level.has_windows();
         // The statistics take a system call for each kind of event.
         let lost = (now.lost != self.lost_before).then(|| self.lost_calls());
         self.lost_before = now.lost;
         let requests = &mut self.drain.borrow_mut().process_tree.requests;
         lost.into_iter().for_each(|lost| requests.lost(lost));
-        requests.gaps(gaps);
         requests.rest(usage::now(), now.call.map(|(begun, _)| begun));
         while let Some((run, tally)) = requests.take() {
             watch.requests(run, &tally);

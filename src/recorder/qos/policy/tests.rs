@@ -5,7 +5,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-const LEVELS: [Detail; 4] = [Detail::Nothing, Detail::Token, Detail::Graph, Detail::Op];
+const LEVELS: [Detail; 3] = [Detail::Token, Detail::Graph, Detail::Op];
 const S: u64 = 1_000_000_000;
 
 /// A simulated engine, machine and user.
@@ -89,7 +89,6 @@ impl World {
     /// Hits of a token, weighted by their extra cost.
     fn hits(&self, level: Detail) -> f64 {
         match level {
-            Detail::Nothing => 0.0,
             Detail::Token => 2.0,
             Detail::Graph => 8.0,
             Detail::Op => 8.0 + self.ops,
@@ -134,11 +133,10 @@ impl World {
                 }
                 // A token that began with the previous level's probes may still be running.
                 let settled = probes == policy.now().level;
-                let change = match probes {
-                    Detail::Nothing => policy.idle(t),
-                    level => policy.token(&DecodedToken { t, dur, cost, level }),
-                };
-                let whole = policy.now().one_in == 1 && t > due && settled;
+                let change = policy.token(&DecodedToken { t, dur, cost, level: probes });
+                // Calls are always recorded.
+                let poorest = probes == Detail::Token;
+                let whole = policy.now().one_in == 1 && t > due && settled && !poorest;
                 let above = self.rule.budget.is_some_and(|b| cost / dur as f64 > b) && whole;
                 over = if above { over + 1 } else { 0 };
                 out.over = out.over.max(over);
@@ -209,8 +207,8 @@ fn share(w: &World, level: Detail) -> f64 {
     cost / (w.token_ns + cost)
 }
 
-/// Steps from nothing to everything: through each rate of windows, of sampled ops, and of sampled counters.
-const CLIMB: u64 = 5 + 3 * MAX_ONE_IN.ilog2() as u64;
+/// Steps from calls to everything: through each rate of sampled ops, and of sampled counters.
+const CLIMB: u64 = 4 + 2 * MAX_ONE_IN.ilog2() as u64;
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 1000, failure_persistence: None, ..ProptestConfig::default() })]
@@ -261,7 +259,9 @@ proptest! {
         }
         // In the long run the cost stays within the budget, including tries and bursts.
         if let Some(budget) = w.rule.budget.filter(|_| shown.time > 0.0) {
-            prop_assert!(shown.cost / shown.time <= budget * 1.05 + 1e-6, "{}: {shown:?}", shown.cost / shown.time);
+            let calls = share(&w, Detail::Token).max(w.known(Detail::Token, 1.0, 1.0) / w.token_ns);
+            let least = budget.max(calls);
+            prop_assert!(shown.cost / shown.time <= least * 1.05 + 1e-6, "{}: {shown:?}", shown.cost / shown.time);
         }
     }
 }
@@ -324,7 +324,7 @@ fn ops_that_cost_too_much_whole_are_sampled() {
 
 /// With counters and the scheduler, and tokens of 100 ms whose cost at level op is 1 us.
 fn extras(counters: f64, switches: f64) -> Option<LevelDecision> {
-    let all = [Detail::Nothing, Detail::Graph, Detail::Op, Detail::Counters, Detail::Scheduler];
+    let all = [Detail::Graph, Detail::Op, Detail::Counters, Detail::Scheduler];
     let mut policy = Policy::new(LevelPolicy { budget: Some(0.01), qos: None }, &all, Detail::Op);
     policy.predict(Detail::Counters, counters);
     policy.predict_more(Detail::Scheduler, switches);
@@ -349,7 +349,7 @@ fn counters_and_scheduler_come_on_as_far_as_they_fit() {
 
 #[test]
 fn a_storm_of_switches_turns_the_scheduler_off_until_it_is_over() {
-    let all = [Detail::Nothing, Detail::Op, Detail::Scheduler];
+    let all = [Detail::Op, Detail::Scheduler];
     let mut policy = Policy::new(LevelPolicy { budget: Some(0.01), qos: None }, &all, Detail::Scheduler);
     policy.looked = true;
     let mut t = S;
@@ -373,38 +373,20 @@ fn a_storm_of_switches_turns_the_scheduler_off_until_it_is_over() {
 
 #[test]
 fn a_level_that_is_not_to_be_had_is_forgone() {
-    let all = [Detail::Nothing, Detail::Op, Detail::Scheduler];
+    let all = [Detail::Op, Detail::Scheduler];
     let mut policy = Policy::new(LevelPolicy::default(), &all, Detail::Scheduler);
     policy.forgo(Detail::Scheduler);
     assert_eq!((policy.now().level, policy.has(Detail::Scheduler)), (Detail::Op, false));
 }
 
 #[test]
-fn calls_that_cost_too_much_are_seen_in_windows() {
-    let (mut policy, t) = at(Detail::Token, LevelPolicy { budget: Some(1e-3), qos: None });
-    let token = |i: u64| DecodedToken { t: t + i, dur: S / 10, cost: 1e6, level: Detail::Token };
-    assert_eq!(policy.token(&token(1)), None);
-    let change = policy.token(&token(2)).expect("too dear");
-    // The mean of the measured costs counts, with some margin.
-    assert!(change.to.has_windows() && change.to.one_in <= 16, "{:?}", change.to);
-    assert!(
-        policy.cost(change.to).is_some_and(|cost| cost <= 0.9e-3 * S as f64 / 10.0),
-        "{:?}",
-        policy.cost(change.to)
-    );
-}
-
-#[test]
-fn a_budget_that_nothing_meets_detaches_all_and_tries_again_after_a_while() {
-    let (mut policy, t) = at(Detail::Token, LevelPolicy { budget: Some(1e-3), qos: None });
-    let token = |i: u64| DecodedToken { t: t + i, dur: S / 10, cost: 5e7, level: Detail::Token };
-    assert_eq!(policy.token(&token(1)), None);
-    let change = policy.token(&token(2)).expect("too dear, even in windows");
-    assert_eq!((change.to.level, change.measured), (Detail::Nothing, Some(0.5)));
-    assert_eq!(policy.idle(t + 2), None);
-    assert_eq!(policy.idle(t + 2 + CALM_NS - 1), None);
-    let again = policy.idle(t + 2 + CALM_NS).expect("a try");
-    assert_eq!((again.to.level, again.predicted, again.measured), (Detail::Token, None, None));
+fn calls_are_recorded_whatever_they_cost() {
+    let (mut policy, t) = at(Detail::Graph, LevelPolicy { budget: Some(1e-3), qos: None });
+    let token = |i: u64, level| DecodedToken { t: t + i, dur: S / 10, cost: 5e7, level };
+    assert_eq!(policy.token(&token(1, Detail::Graph)), None);
+    let change = policy.token(&token(2, Detail::Graph)).expect("too dear");
+    assert_eq!((change.to.level, change.measured), (Detail::Token, Some(0.5)));
+    assert!((3..100).all(|i| policy.token(&token(i, Detail::Token)).is_none()));
 }
 
 #[test]
