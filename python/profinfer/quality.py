@@ -63,7 +63,8 @@ def reasons(records, damage, timeline, sums):
     """Why a recording is not complete; empty if it is."""
     header, footer = records.one("Header"), records.one("Footer")
     found = _losses(footer) + _hits(records, damage, sums) + _broken(records, header, timeline)
-    unchecked = sum(g.expected is None and not g.cut for g in records.of("CpuGraph"))
+    leveled = bool(records.of("LevelChange"))
+    unchecked = sum(g.expected is None and not g.cut and not in_part(leveled, g) for g in records.of("CpuGraph"))
     if unchecked and (header is None or header.level == "op"):
         found.append(f"{_count(unchecked, 'graph')} could not be checked for missing hits")
     return found
@@ -88,7 +89,8 @@ def _hits(records, damage, sums):
         what = f"{seen - expected} op hits more than expected" if seen > expected else \
             f"{_percent(expected - seen, expected)} of the expected op hits missing"
         found.append(f"{what} ({off} of {len(checked)} graphs differ)")
-    short = sum(g.plan is not None and own[2] != g.seen for g, own in zip(graphs, sums.graphs))
+    leveled = bool(records.of("LevelChange"))
+    short = sum(g.plan is not None and not in_part(leveled, g) and own[2] != g.seen for g, own in zip(graphs, sums.graphs))
     if short:
         found.append(f"some slices of {_count(short, 'graph')} are missing from the file")
     over = sum(own[0] + own[1] > g.dur or own[3] > g.dur for g, own in zip(graphs, sums.graphs))
@@ -180,8 +182,12 @@ def _misplaced(records, timeline):
         begin, end = outer.get(seq, (part.t, clamp(part.t + part.dur)))
         return part.t < begin or clamp(part.t + part.dur) > end
 
+    def seen(kind):
+        # While probes are added or removed, an end may not be seen.
+        return [part for part in records.of(kind) if not (part.cut and records.of("LevelChange"))]
+
     calls = spans(timeline.calls) if timeline.source == "token" else {}
     graphs, splits = spans(records.of("Graph")), spans(records.of("Split"))
-    found = sum(beyond(calls, g.token, g) for g in records.of("Graph"))
-    found += sum(beyond(graphs, s.graph, s) for s in records.of("Split"))
-    return found + sum(beyond(graphs, g.graph, g) or beyond(splits, g.split, g) for g in records.of("CpuGraph"))
+    found = sum(beyond(calls, g.token, g) for g in seen("Graph"))
+    found += sum(beyond(graphs, s.graph, s) for s in seen("Split"))
+    return found + sum(beyond(graphs, g.graph, g) or beyond(splits, g.split, g) for g in seen("CpuGraph"))

@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use anyhow::{Context, bail};
 
 use super::args::{Args, Argument, Command, Flag, FlagGroup};
-use super::reading::{open, with_bar};
+use super::reading::{named_or_newest, open, with_bar};
 use super::report::{peaks, style};
 use super::values::parsed;
 use analysis::advice::check::{Outcome, check};
@@ -27,8 +27,8 @@ A gain is promised for waste that is removed and for bytes that are not read. No
 page faults: predictions of these from one recording are not good enough.
 
 With --check, NEW is a recording of the run after the change: prints the measured gain beside the predicted range.",
-    usage: &["FILE [OPTIONS]", "FILE --check NEW"],
-    arguments: &[Argument { name: "FILE", help: "Trace to read; '-' is standard input" }],
+    usage: &["[FILE] [OPTIONS]", "FILE --check NEW"],
+    arguments: &[Argument { name: "FILE", help: "Trace to read; '-' is standard input [default: the newest *.pfi here]" }],
     behind: None,
     groups: &[FLAGS],
     notes: "",
@@ -62,11 +62,11 @@ const FLAGS: FlagGroup = FlagGroup {
 };
 
 fn run(args: &Args) -> anyhow::Result<ExitCode> {
-    let file = args.needed_argument("FILE")?;
+    let file = named_or_newest(args.argument("FILE"))?;
     let peaks = args.option("peak", peaks::read)?.unwrap_or_default();
     let options =
         ReportOptions { peaks, verdict: true, pid: args.option("pid", parsed)?, ..ReportOptions::default() };
-    let report = read(Path::new(file), &options)?;
+    let report = read(&file, &options)?;
     let mut out = BufWriter::new(std::io::stdout().lock());
     if let Some(new) = args.path("check")? {
         let new = read(&new, &ReportOptions { pid: None, ..options })?;

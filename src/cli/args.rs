@@ -320,7 +320,7 @@ impl Args {
                     (name, value) => match command.taken_back(name) {
                         Some(flag) => args.take_back(flag, value)?,
                         None => {
-                            let flag = command.long(name)?;
+                            let flag = command.long(name).map_err(|e| args.behind_hint(e))?;
                             args.take(flag, value, &mut words)?;
                             args.note_name(flag, name);
                         }
@@ -344,6 +344,21 @@ impl Args {
         Ok(Parsed::Run(args))
     }
 
+    /// Adds to the error of an unknown option where an option of the command behind `--` belongs.
+    fn behind_hint(&self, error: Usage) -> Usage {
+        // An option that is nearly right is meant for the subcommand.
+        let misspelt = error.to_string().contains("the nearest is");
+        let Some(behind) = self.command.behind.as_ref().filter(|_| !misspelt) else { return error };
+        let first = self.arguments.first().map(|a| a.to_string_lossy());
+        let name = behind.name;
+        Usage::new(match first {
+            Some(first) => {
+                format!("{error}; put {name} after '--': profinfer {} -- {first} ...", self.command.name)
+            }
+            None => format!("{error}; an option of {name} follows it, after '--'"),
+        })
+    }
+
     /// Letters after a single dash. True: help is wanted.
     fn letters(&mut self, word: &OsStr, words: &mut Peekable<IntoIter<OsString>>) -> Result<bool, Usage> {
         let mut left = word.as_bytes().get(1..).unwrap_or_default();
@@ -351,7 +366,7 @@ impl Args {
             if letter == b'h' {
                 return Ok(true);
             }
-            let flag = self.command.letter(letter, word)?;
+            let flag = self.command.letter(letter, word).map_err(|e| self.behind_hint(e))?;
             let value = after.strip_prefix(b"=");
             if flag.value.is_empty() {
                 self.take(flag, value, words)?;
@@ -397,6 +412,10 @@ impl Args {
         let extra = extra.to_string_lossy();
         Err(Usage::new(match &self.command.behind {
             Some(behind) => format!("unexpected argument '{extra}'; put {} after '--'", behind.name),
+            None if extra.ends_with(".pfi") => format!(
+                "unexpected argument '{extra}': {} reads one trace; to compare two, run profinfer diff A B",
+                self.command.name
+            ),
             None => format!("unexpected argument '{extra}'"),
         }))
     }

@@ -10,7 +10,7 @@ use anyhow::{Context, bail};
 use super::args::{Args, Argument, Command, Flag, FlagGroup, Usage};
 use super::export::tokens;
 use super::output::{FORCE, MODE, OutputRules, whole};
-use super::reading::{not_over, open, with_bar};
+use super::reading::{named_or_newest, not_over, open, with_bar};
 use super::report::peaks;
 use super::values::{parsed, whole as number};
 use analysis::attribution::verdict::Peak;
@@ -41,9 +41,9 @@ paper. The page fetches nothing; its Content-Security-Policy forbids it.
 
 With two traces, the page has both verdicts, the operators that changed (see profinfer diff), and the graph of OTHER
 coloured by change.",
-    usage: &["FILE [OPTIONS]", "FILE OTHER [OPTIONS]"],
+    usage: &["[FILE] [OPTIONS]", "FILE OTHER [OPTIONS]"],
     arguments: &[
-        Argument { name: "FILE", help: "Trace to read; '-' is standard input" },
+        Argument { name: "FILE", help: "Trace to read; '-' is standard input [default: the newest *.pfi here]" },
         Argument { name: "OTHER", help: "Compare this trace with FILE, which is the baseline" },
     ],
     behind: None,
@@ -122,7 +122,8 @@ struct PageOptions {
 }
 
 fn run(args: &Args) -> anyhow::Result<ExitCode> {
-    let file = Path::new(args.needed_argument("FILE")?);
+    let file = named_or_newest(args.argument("FILE"))?;
+    let file = file.as_path();
     let other = args.argument("OTHER").map(Path::new);
     let given = args.path("output")?;
     let named = given.is_some();

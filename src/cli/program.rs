@@ -79,11 +79,15 @@ impl Program {
     fn run(&self, name: &str, given: Vec<OsString>) -> anyhow::Result<ExitCode> {
         let width = help::width();
         match name {
-            "-V" | "--version" => return print(&format!("{} {}\n", self.name, crate::VERSION)),
+            "-V" | "--version" | "version" => return print(&format!("{} {}\n", self.name, crate::VERSION)),
             "-h" | "--help" | "help" => {
                 return print(&self.help(&given, width)?);
             }
             _ => {}
+        }
+        if name.is_empty() {
+            eprint!("{}", help::overview(self, width));
+            return Ok(ExitCode::from(2));
         }
         let command = self.find(name)?;
         match Args::parse(command, given)? {

@@ -1,9 +1,10 @@
 //! Reads a trace for a subcommand: from a file or a pipe, with a progress bar if it takes long.
 
+use std::ffi::OsStr;
 use std::fs;
-use std::io::{IsTerminal, Write};
+use std::io::{ErrorKind, IsTerminal, Write};
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -16,10 +17,11 @@ use pfi::{ReadError, Trace};
 /// Opens a trace; `-` is standard input. `what` is what cannot be done if this fails: `report on`.
 pub fn open(file: &Path, what: &str) -> anyhow::Result<Trace> {
     if file.as_os_str() != "-" {
-        return told(Trace::open(file)).with_context(|| format!("cannot {what} {}", file.display()));
+        let opened = Trace::open(file).map_err(|e| unread(e, Some(file)));
+        return opened.with_context(|| format!("cannot {what} {}", file.display()));
     }
-    told(Trace::from_reader(&mut std::io::stdin().lock()))
-        .with_context(|| format!("cannot {what} standard input"))
+    let opened = Trace::from_reader(&mut std::io::stdin().lock()).map_err(|e| unread(e, None));
+    opened.with_context(|| format!("cannot {what} standard input"))
 }
 
 /// Refuses to overwrite the input: a recording cannot be repeated.
@@ -33,14 +35,59 @@ pub fn not_over(out: &Path, input: &Path) -> Result<(), Usage> {
     }
 }
 
+/// Traces shown in a message.
+const SHOWN: usize = 4;
+
+/// The trace that a subcommand without FILE reads: the newest `*.pfi` here.
+///
+/// # Errors
+/// There is none.
+pub fn named_or_newest(given: Option<&OsStr>) -> Result<PathBuf, Usage> {
+    if let Some(given) = given.filter(|g| !g.is_empty()) {
+        return Ok(given.into());
+    }
+    let newest = traces_in(Path::new(".")).into_iter().next();
+    let file = newest.ok_or_else(|| Usage::new("FILE is required: there is no *.pfi here"))?;
+    let _ = writeln!(std::io::stderr(), "profinfer: reading {}, the newest trace here", file.display());
+    Ok(file)
+}
+
+/// The `*.pfi` of a directory, newest first.
+fn traces_in(directory: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(directory).into_iter().flatten().flatten();
+    let mut found: Vec<_> = entries
+        .filter(|e| Path::new(&e.file_name()).extension().is_some_and(|x| x == "pfi"))
+        .filter_map(|e| Some((e.metadata().ok().filter(|m| m.is_file())?.modified().ok()?, e.file_name())))
+        .collect();
+    found.sort_unstable_by(|a, b| b.cmp(a));
+    found.into_iter().map(|(_, name)| PathBuf::from(name)).collect()
+}
+
 /// Adds what to do next where the error alone does not say it.
-fn told(opened: Result<Trace, ReadError>) -> anyhow::Result<Trace> {
-    opened.map_err(|e| match e {
+fn unread(e: ReadError, file: Option<&Path>) -> anyhow::Error {
+    let kind = match &e {
         ReadError::NotATrace(_) | ReadError::Empty => {
-            anyhow::anyhow!("{e}; `profinfer record` writes traces")
+            return anyhow::anyhow!("{e}; `profinfer record` writes traces");
         }
-        other => other.into(),
-    })
+        ReadError::Io(io) => io.kind(),
+        _ => return e.into(),
+    };
+    let there = |directory: &Path| {
+        let names = traces_in(directory);
+        let names: Vec<_> = names.iter().take(SHOWN).map(|name| name.display().to_string()).collect();
+        if names.is_empty() { String::new() } else { format!("; traces there: {}", names.join(", ")) }
+    };
+    match (kind, file) {
+        (ErrorKind::NotFound, Some(file)) => {
+            let parent = file.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+            anyhow::anyhow!("{e}{}", there(parent))
+        }
+        (ErrorKind::IsADirectory, Some(file)) => anyhow::anyhow!("{e}{}", there(file)),
+        (ErrorKind::PermissionDenied, _) => {
+            anyhow::anyhow!("{e}: only its owner may read a trace, unless it was recorded with --mode 0644")
+        }
+        _ => e.into(),
+    }
 }
 
 /// Work that takes longer than this gets a progress bar.

@@ -338,6 +338,7 @@ impl StopSignals {
                 told();
             } else if is_again {
                 super::screen::restore();
+                left_running();
                 // The kernel removes the probes with the process; blocks already written are complete.
                 std::process::exit(130);
             }
@@ -351,6 +352,14 @@ impl StopSignals {
     /// Whether a signal has arrived.
     pub fn came(&self) -> bool {
         STOPS.load(Ordering::SeqCst) > 0
+    }
+}
+
+/// Says what a recorder that ends at once leaves behind: its command runs on.
+fn left_running() {
+    say("profinfer: ended at once; the blocks that were written are in the trace");
+    for (pid, name) in target::children(std::process::id()) {
+        say(&format!("profinfer: process {pid} ({}) still runs; to end it: kill {pid}", clean(&name)));
     }
 }
 

@@ -1,7 +1,6 @@
 //! `profinfer report`: where the time of a recorded run went.
 
 use std::io::{BufWriter, IsTerminal, Write};
-use std::path::Path;
 use std::process::ExitCode;
 
 pub(super) mod peaks;
@@ -9,7 +8,7 @@ pub(super) mod peaks;
 use anyhow::Context;
 
 use super::args::{Args, Argument, Choice, Command, Flag, FlagGroup, Usage};
-use super::reading::{open, with_bar};
+use super::reading::{named_or_newest, open, with_bar};
 use super::terminal;
 use super::values::{choice, parsed, whole};
 use analysis::calls::Phase;
@@ -37,8 +36,8 @@ If the recording has scheduling (--sched) or counters (--pmc), --all also shows 
 counters, CPU interference, and the bottleneck of each op. The bottleneck is derived from where its threads spent most of
 their time, else from the machine's peaks (--peak), else from stalled cycles, else from the best bandwidth in the same
 trace; if none of them is conclusive, no bottleneck is shown.",
-    usage: &["FILE [OPTIONS]"],
-    arguments: &[Argument { name: "FILE", help: "Trace to read; '-' is standard input" }],
+    usage: &["[FILE] [OPTIONS]"],
+    arguments: &[Argument { name: "FILE", help: "Trace to read; '-' is standard input [default: the newest *.pfi here]" }],
     behind: None,
     groups: &[FLAGS],
     notes: "",
@@ -143,8 +142,8 @@ fn options(args: &Args) -> Result<ReportOptions, Usage> {
 }
 
 fn run(args: &Args) -> anyhow::Result<ExitCode> {
-    let (file, options) = (args.needed_argument("FILE")?, options(args)?);
-    let trace = open(Path::new(file), "report on")?;
+    let (file, options) = (named_or_newest(args.argument("FILE"))?, options(args)?);
+    let trace = open(&file, "report on")?;
     let progress = LoadProgress::default();
     let report = with_bar(&progress, || try_report(&trace, &options, &progress));
     let report = report.with_context(|| format!("cannot report on {}", file.to_string_lossy()))?;

@@ -1,7 +1,7 @@
 //! `profinfer stat`: statistics across tokens, ops, threads, experts and backends of a run.
 
 use std::io::{BufWriter, Write};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Context, anyhow, bail};
@@ -9,7 +9,7 @@ use anyhow::{Context, anyhow, bail};
 use super::args::{Args, Argument, Choice, Choices, Command, Flag, FlagGroup, Usage};
 use super::output::{FORCE, MODE, OutputRules};
 use super::program::ArgumentChoices;
-use super::reading::{not_over, open, with_bar};
+use super::reading::{named_or_newest, not_over, open, with_bar};
 use super::report::{peaks, style};
 use super::values::{any_of, choice, parsed, whole};
 use analysis::calls::Phase;
@@ -29,9 +29,9 @@ threads it ends at the barrier. Bytes and FLOPs come from the cost model.
 
 --svg draws a view: time against context (tokens) or operations (ops), ops below the roofs (roofline), traffic and waiting by
 number of threads (threads --beside), expert time by reuse distance (reuse), one backend against another (shapes).",
-    usage: &["FILE [VIEW] [OPTIONS]"],
+    usage: &["[FILE [VIEW]] [OPTIONS]"],
     arguments: &[
-        Argument { name: "FILE", help: "Trace to read; '-' is standard input" },
+        Argument { name: "FILE", help: "Trace to read; '-' is standard input [default: the newest *.pfi here]" },
         Argument { name: "VIEW", help: "View to show [default: all except activation]" },
     ],
     behind: None,
@@ -118,7 +118,7 @@ fn view(args: &Args) -> Result<Option<View>, Usage> {
 }
 
 fn run(args: &Args) -> anyhow::Result<ExitCode> {
-    let (file, one) = (args.needed_argument("FILE")?, view(args)?);
+    let (file, one) = (named_or_newest(args.argument("FILE"))?, view(args)?);
     let mut options = StatOptions {
         phase: args.needed("phase", choice)?,
         views: one.map_or(View::ALL.to_vec(), |one| vec![one]),
@@ -137,11 +137,11 @@ fn run(args: &Args) -> anyhow::Result<ExitCode> {
         others
             .iter()
             .map(PathBuf::as_path)
-            .chain([Path::new(file)])
+            .chain([file.as_path()])
             .try_for_each(|input| not_over(out, input))?;
         rules.check(out)?;
     }
-    let trace = open(Path::new(file), "read")?;
+    let trace = open(&file, "read")?;
     if let [other] = &*others
         && options.views.contains(&View::Shapes)
     {

@@ -206,6 +206,17 @@ pub fn describe(pid: u32) -> (String, String) {
     (exe, shown(cmdline.split(|&b| b == 0)))
 }
 
+/// The processes that this one has started, with their names.
+pub fn children(pid: u32) -> Vec<(u32, String)> {
+    let numbers = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let pids = numbers.filter_map(|e| e.file_name().to_str()?.parse::<u32>().ok());
+    let own = pids.filter(|child| parent(*child) == Some(pid));
+    own.map(|child| {
+        (child, fs::read_to_string(format!("/proc/{child}/comm")).unwrap_or_default().trim().to_owned())
+    })
+    .collect()
+}
+
 /// A command line as text, without anything that looks like a secret.
 pub fn shown<'a>(arguments: impl Iterator<Item = &'a [u8]>) -> String {
     let texts: Vec<_> = arguments.map(String::from_utf8_lossy).collect();

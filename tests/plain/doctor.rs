@@ -338,7 +338,8 @@ fn fixtures_stand_on_their_rungs() {
         let (v, code) = json(&["--no-probe", shown(&program)]);
         assert_eq!(expected(&v, "op")["name"], rung, "{name}");
         assert_eq!(v["target"]["engines"][0]["tables"]["ops"], 101);
-        assert_eq!(code, Some(if is_root() { 0 } else { 1 }), "{}", v["reason"]);
+        // Without privilege, a command can be recorded from inside.
+        assert_eq!(code, Some(0), "{}", v["reason"]);
     }
 }
 

@@ -42,9 +42,10 @@ fn totals_are_those_of_the_report() {
         let events = all["traceEvents"].as_array().unwrap();
         for e in events.iter().filter(|e| e["tid"] == u64::from(TID) + ith) {
             match e["ph"].as_str().unwrap() {
-                "B" => open.push((ns(&e["ts"]), e["cat"].as_str().unwrap())),
+                "B" => open.push((ns(&e["ts"]), e["cat"].as_str().unwrap(), &e["name"])),
                 "E" => {
-                    let (from, cat) = open.pop().unwrap();
+                    let (from, cat, name) = open.pop().unwrap();
+                    assert_eq!(&e["name"], name, "speedscope finds the beginning by it");
                     let dur = ns(&e["ts"]).checked_sub(from).unwrap();
                     match cat {
                         "op" => ops += dur,

@@ -467,15 +467,44 @@ fn timelines_stay_within_their_limit() {
 }
 
 #[test]
+fn without_a_name_the_newest_trace_here_is_read() {
+    let dir = tempfile::tempdir().unwrap();
+    let here = |args: &[&str]| profinfer(dir.path(), args);
+    let none = here(&["report"]);
+    assert_eq!(
+        (none.status.code(), &*text(&none.stderr)),
+        (
+            Some(2),
+            "profinfer: FILE is required: there is no *.pfi here; for usage, run profinfer report --help\n"
+        )
+    );
+    for (name, second) in [("old.pfi", 1), ("new.pfi", 2)] {
+        let file = dir.path().join(name);
+        std::fs::write(&file, rich(3)).unwrap();
+        let time = std::time::UNIX_EPOCH + std::time::Duration::from_secs(second);
+        std::fs::File::options().append(true).open(file).unwrap().set_modified(time).unwrap();
+    }
+    let out = here(&["report", "--json"]);
+    assert_eq!(text(&out.stderr), "profinfer: reading new.pfi, the newest trace here\n");
+    assert_eq!(out.stdout, here(&["report", "--json", "new.pfi"]).stdout);
+    let missing = here(&["report", "none.pfi"]);
+    assert!(
+        text(&missing.stderr)
+            .contains("No such file or directory (os error 2); traces there: new.pfi, old.pfi")
+    );
+    let two = here(&["report", "new.pfi", "old.pfi"]);
+    assert!(text(&two.stderr).contains("report reads one trace; to compare two, run profinfer diff A B"));
+}
+
+#[test]
 fn errors_are_one_line_and_say_what_to_do() {
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("run.pfi"), rich(3)).unwrap();
     std::fs::write(dir.path().join("text"), "hello").unwrap();
-    let cases: [(&[&str], i32, &str); 11] = [
+    let cases: [(&[&str], i32, &str); 10] = [
         (&["run.pfi", "run.pfi", "-o", "./run.pfi"], 2, "./run.pfi is the input"),
         (&["-", "-", "-o", "x.html"], 2, "standard input can be used for one trace only"),
         (&["-"], 2, "-o OUT is required"),
-        (&["-o", "x.html"], 2, "FILE is required"),
         (&["text", "-o", "x.html"], 1, "cannot show text: not a profinfer trace"),
         (&["none", "-o", "x.html"], 1, "cannot show none"),
         (&["run.pfi", "-o", "./run.pfi"], 2, "./run.pfi is the input"),

@@ -70,6 +70,7 @@ mod html;
 mod model_damage;
 mod no_threads;
 mod offload;
+mod one_value;
 mod outputs_cli;
 #[cfg(feature = "agent")]
 mod pmc_machine;

@@ -28,7 +28,7 @@ fn calls(spec: Spec, busy: Busy) -> Synth<Vec<u8>> {
     s
 }
 
-fn traces() -> Vec<(&'static str, Synth<Vec<u8>>)> {
+pub fn traces() -> Vec<(&'static str, Synth<Vec<u8>>)> {
     let spec = Spec::default();
     let mut causes = calls(spec, even);
     one_of_each(&mut causes);

@@ -121,6 +121,19 @@ pub fn is_leaf(loaded: &Loaded<'_>, t: &Tensor) -> bool {
     t.known && t.view_src.is_none() && t.src.iter().all(Option::is_none) && op_name(loaded, t.op) == "NONE"
 }
 
+/// The weight that a multiplication or a lookup of rows reads; `None` if it reads none.
+pub fn weight<'l>(loaded: &'l Loaded<'_>, t: &Tensor) -> Option<&'l Tensor> {
+    let op = op_name(loaded, t.op);
+    let reads = matches!(op, "MUL_MAT" | "MUL_MAT_ID" | "GET_ROWS");
+    source(loaded, t, 0).filter(|w| reads && is_leaf(loaded, w) && !is_cache(loaded, w))
+}
+
+/// Whether a tensor is a cache of keys or values, or a view of one.
+pub fn is_cache(loaded: &Loaded<'_>, t: &Tensor) -> bool {
+    let root = t.view_src.and_then(|id| loaded.tensors.get(&id)).unwrap_or(t);
+    copied_name(&root.name).unwrap_or(&root.name).starts_with("cache_")
+}
+
 /// Source `slot` of a tensor, if it is described.
 pub fn source<'l>(loaded: &'l Loaded<'_>, t: &Tensor, slot: usize) -> Option<&'l Tensor> {
     let id = (*t.src.get(slot)?)?;

@@ -159,9 +159,13 @@ fn misplaced(loaded: &Loaded<'_>, line: &Timeline) -> u64 {
         let outer = seq.and_then(|seq| outer.get(&seq));
         u64::from(outer.is_some_and(|(begin, end)| from < *begin || to > *end))
     };
-    let graphs = loaded.graphs.iter().map(|g| beyond(&of_call, g.token, span(g.t, g.dur)));
-    let splits = loaded.splits.iter().map(|s| beyond(&of_graph, s.graph, span(s.t, s.dur)));
-    let ops = loaded.cpu_graphs.iter().map(|g| {
+    // While probes are added or removed, an end may not be seen.
+    let seen = |cut: bool| loaded.causes.levels.is_empty() || !cut;
+    let graphs = loaded.graphs.iter().filter(|g| seen(g.cut));
+    let graphs = graphs.map(|g| beyond(&of_call, g.token, span(g.t, g.dur)));
+    let splits = loaded.splits.iter().filter(|s| seen(s.cut));
+    let splits = splits.map(|s| beyond(&of_graph, s.graph, span(s.t, s.dur)));
+    let ops = loaded.cpu_graphs.iter().filter(|g| seen(g.cut)).map(|g| {
         let own = span(g.t, g.dur);
         beyond(&of_graph, g.graph, own).max(beyond(&of_split, g.split, own))
     });

@@ -1,10 +1,10 @@
 //! Model facts derived from its tensors. Facts that no tensor shows are left out.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use serde::Serialize;
 
-use super::describe::{is_leaf, op_name, source, tensor_bytes};
+use super::describe::{op_name, source, tensor_bytes, weight};
 use super::load::Loaded;
 use common::order;
 use ggml::names::fold;
@@ -51,20 +51,24 @@ pub fn model(loaded: &Loaded<'_>) -> ModelFacts {
 /// The same for the given tensors, in this order.
 pub fn model_of(loaded: &Loaded<'_>, ids: Vec<u32>) -> ModelFacts {
     let mut m = ModelFacts::default();
-    let mut seen: HashSet<(u32, u64)> = HashSet::new();
+    let mut seen: HashSet<(u32, u64, bool)> = HashSet::new();
+    // Numbers of tensors that are looked up, and that are multiplied.
+    let mut tied: HashMap<(u32, &str, [u64; 4], u16), [u64; 2]> = HashMap::new();
     let mut types: BTreeMap<u16, (u64, Option<u64>)> = BTreeMap::new();
     for t in ids.iter().filter_map(|id| loaded.tensors.get(id)).filter(|t| t.known) {
         let op = op_name(loaded, t.op);
         attention(loaded, t, op, &mut m);
-        if !matches!(op, "MUL_MAT" | "MUL_MAT_ID" | "GET_ROWS") {
+        let Some(w) = weight(loaded, t) else { continue };
+        shape_of(loaded, t, w, op, &mut m);
+        if !seen.insert((w.pid, w.addr, op == "GET_ROWS")) {
             continue;
         }
-        let Some(w) = source(loaded, t, 0).filter(|w| is_leaf(loaded, w) && !w.name.starts_with("cache_"))
-        else {
-            continue;
-        };
-        weight(loaded, t, w, op, &mut m);
-        if seen.insert((w.pid, w.addr)) {
+        // Tied embeddings have the same bytes in two tensors of the same name (TENSOR_DUPLICATED in llama-model.cpp), or
+        // are one tensor: looked up and multiplied.
+        let tied = tied.entry((w.pid, &*w.name, w.ne, w.ty)).or_default();
+        let before = tied[0].max(tied[1]);
+        tied[usize::from(op != "GET_ROWS")] += 1;
+        if tied[0].max(tied[1]) > before {
             let bytes = tensor_bytes(loaded, w);
             let sum = types.entry(w.ty).or_insert((0, Some(0)));
             sum.0 += 1;
@@ -90,7 +94,7 @@ fn weights(loaded: &Loaded<'_>, types: BTreeMap<u16, (u64, Option<u64>)>, m: &mu
     order::by_key(&mut m.weights, |w| (!w.bytes.map_or(0, |b| b.saturating_add(1)), 0));
 }
 
-fn weight(loaded: &Loaded<'_>, t: &Tensor, w: &Tensor, op: &str, m: &mut ModelFacts) {
+fn shape_of(loaded: &Loaded<'_>, t: &Tensor, w: &Tensor, op: &str, m: &mut ModelFacts) {
     let folded = fold(&w.name);
     if let Some(layer) = folded.layer {
         m.layers = m.layers.max(layer.checked_add(1));

@@ -6,7 +6,7 @@ use serde::Serialize;
 use super::calls::Timeline;
 use super::invariants::{Invariants, invariants};
 use super::load::Loaded;
-use super::ops::OpTimes;
+use super::ops::{OpTimes, in_part};
 use super::words::{share, state};
 use common::order;
 use pfi::record::{Feature, Footer, Level, ProbeRecord, SourceKind};
@@ -100,6 +100,14 @@ pub struct FeatureRow {
     pub why: String,
 }
 
+/// A recording whose level changed to keep a budget: it may be complete and yet lack ops of some graphs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct SampledGraphs {
+    /// CPU graphs, and those of them with all their ops.
+    pub graphs: u64,
+    pub with_ops: u64,
+}
+
 /// The recording quality section of the report.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct RecordingQuality {
@@ -111,6 +119,8 @@ pub struct RecordingQuality {
     pub unread: bool,
     /// `complete`, or what is missing.
     pub verdict: String,
+    /// What a budget left in; null if the level never changed.
+    pub sampled: Option<SampledGraphs>,
     /// Omitted if no additional feature was requested.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub features: Vec<FeatureRow>,
@@ -168,6 +178,7 @@ pub fn quality(loaded: &Loaded<'_>, line: &Timeline, times: &OpTimes) -> Recordi
         complete: faults.is_empty(),
         unread,
         verdict: if faults.is_empty() { "complete".into() } else { faults.join("; ") },
+        sampled: sampled(loaded),
         features: features(loaded),
         rungs: rungs(loaded),
         probes: probes(loaded),
@@ -192,6 +203,12 @@ pub fn quality(loaded: &Loaded<'_>, line: &Timeline, times: &OpTimes) -> Recordi
         hit_ns,
         busiest_thread_hits,
     }
+}
+
+fn sampled(loaded: &Loaded<'_>) -> Option<SampledGraphs> {
+    let with_ops = loaded.cpu_graphs.iter().filter(|g| !in_part(loaded, g)).count() as u64;
+    let graphs = loaded.cpu_graphs.len() as u64;
+    (!loaded.causes.levels.is_empty()).then_some(SampledGraphs { graphs, with_ops })
 }
 
 fn agent_us(f: &Footer<'_>) -> f64 {
@@ -236,8 +253,9 @@ fn probes(loaded: &Loaded<'_>) -> Vec<ProbeRow> {
 fn hits(loaded: &Loaded<'_>, times: &OpTimes) -> OpHits {
     let mut h = OpHits { graphs: loaded.cpu_graphs.len() as u64, slices: times.slices, ..OpHits::default() };
     for (g, sum) in loaded.cpu_graphs.iter().zip(&times.graphs) {
-        // Below level op there is no plan, and no slices are expected.
-        h.graphs_slices_off += u64::from(g.plan.is_some() && sum.slices != u64::from(g.seen));
+        // Below level op there is no plan, and no slices are expected; those of a change of level are in no sum.
+        let whole = g.plan.is_some() && !in_part(loaded, g);
+        h.graphs_slices_off += u64::from(whole && sum.slices != u64::from(g.seen));
         h.graphs_overfull += u64::from(sum.ops.saturating_add(sum.wait) > g.dur || sum.longest > g.dur);
         h.cut_graphs += u64::from(g.cut);
         if let (Some(expected), false) = (g.expected, g.cut) {
@@ -365,7 +383,8 @@ fn broken(loaded: &Loaded<'_>, i: &Invariants) -> Vec<String> {
 
 /// Complete graphs whose expected hits are not known.
 fn unchecked(loaded: &Loaded<'_>, hits: &OpHits) -> Option<String> {
-    let whole = loaded.cpu_graphs.iter().filter(|g| !g.cut).count() as u64;
+    // What was recorded below level op to keep a budget is in no need of a check.
+    let whole = loaded.cpu_graphs.iter().filter(|g| !g.cut && !in_part(loaded, g)).count() as u64;
     let at_op_level = loaded.header.as_ref().is_none_or(|h| h.level == Level::Op);
     let n = whole.saturating_sub(hits.checked_graphs);
     (at_op_level && n > 0).then(|| format!("{} could not be checked for missing hits", count(n, "graph")))

@@ -15,7 +15,7 @@ use serde::Serialize;
 
 use self::union::Union;
 use super::calls::{Call, CallSource, Phase, Timeline};
-use super::describe::{is_leaf, op_name, source};
+use super::describe;
 use super::load::Loaded;
 use super::model::{ModelFacts, model_of};
 use common::order;
@@ -326,10 +326,7 @@ fn join_names(names: &[(u32, &str)], union: &mut Union) {
 /// The weight that a multiplication or a lookup reads: process, address and name.
 fn weight<'l>(loaded: &'l Loaded<'_>, hit: u32) -> Option<(u32, u64, &'l str)> {
     let t = loaded.tensors.get(&hit).filter(|t| t.known)?;
-    if !matches!(op_name(loaded, t.op), "MUL_MAT" | "MUL_MAT_ID" | "GET_ROWS") {
-        return None;
-    }
-    let w = source(loaded, t, 0).filter(|w| is_leaf(loaded, w) && !w.name.starts_with("cache_"))?;
+    let w = describe::weight(loaded, t)?;
     Some((w.pid, w.addr, &w.name))
 }
 

@@ -24,7 +24,7 @@ pub fn write(out: &mut dyn Write, p: &ModelPrediction, style: &Style) -> io::Res
         line(out, style, "Speed", why)?;
     }
     for (i, speed) in p.decode.iter().enumerate() {
-        line(out, style, if i == 0 { "Decode" } else { "" }, &decode(p, speed))?;
+        line(out, style, if i == 0 { "Decode" } else { "" }, &decode(speed))?;
     }
     if let Some(text) = prompt(p) {
         line(out, style, "Prompt", &text)?;
@@ -91,17 +91,13 @@ fn range(r: &PredictedRange, unit: &str) -> String {
     format!("{} {unit} ({} to {}", of(r.value), of(r.least), of(r.most))
 }
 
-fn decode(p: &ModelPrediction, s: &SpeedPrediction) -> String {
+fn decode(s: &SpeedPrediction) -> String {
     let mut parts = Vec::new();
     if let Some(r) = &s.tokens_per_s {
         parts.push(format!("{}{})", range(r, "tok/s"), sure(s.confidence)));
     }
     if let Some(n) = s.ceiling_tokens_per_s {
-        let reached = p.basis.reached.filter(|_| s.tokens_per_s.is_some());
-        let share = reached.map_or_else(String::new, |share| {
-            format!("; the recorded model reached {:.0} % of its own", share * 100.0)
-        });
-        parts.push(format!("ceiling {n:.1} tok/s{share}"));
+        parts.push(format!("ceiling {n:.1} tok/s"));
     }
     format!("with {} tokens in the context: {}", s.context, parts.join(", "))
 }

@@ -42,7 +42,13 @@ fn verdict_line(out: &mut dyn Write, quality: &RecordingQuality, style: &Style) 
 
 /// Whether the recording is complete, and what is missing.
 pub fn verdict(quality: &RecordingQuality) -> String {
-    if quality.complete { quality.verdict.clone() } else { format!("NOT complete: {}", quality.verdict) }
+    let sampled = quality.sampled.map_or_else(String::new, |s| {
+        format!(" for what the budget left in: ops of {} of {}", s.with_ops, count(s.graphs, "graph"))
+    });
+    match quality.complete {
+        true => format!("{}{sampled}", quality.verdict),
+        false => format!("NOT complete{sampled}: {}", quality.verdict),
+    }
 }
 
 /// Everything except the verdict.

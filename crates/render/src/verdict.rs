@@ -1,4 +1,4 @@
-//! The verdict: about ten lines, at most 100 columns.
+//! The verdict: about ten lines, as wide as the terminal, at most 100 columns.
 
 use std::io::{self, Write};
 
@@ -11,11 +11,14 @@ use analysis::report::Report;
 use analysis::verdict::bar::TimeBar;
 use analysis::verdict::{PhaseVerdict, RunVerdict};
 
-/// Columns of a line, and of its heading.
+/// Most and fewest columns of a line, and those of its heading.
 const WIDTH: usize = 100;
+const NARROW: usize = 40;
 const HEAD: usize = 10;
 /// Columns of the bar.
 const BAR: usize = 40;
+/// The time between calls is shown from this share on.
+const BETWEEN: f64 = 0.05;
 /// Pieces of advice in short.
 const SHOWN: usize = 3;
 
@@ -66,7 +69,7 @@ fn recording(out: &mut dyn Write, report: &Report, style: &Style) -> io::Result<
         Some(share) => format!("; recording cost at least {} %", pct(share)),
         None => "; recording cost unknown".into(),
     };
-    let lines = wrapped(&text);
+    let lines = wrapped(&text, style);
     for (i, text) in lines.iter().enumerate() {
         let text = if q.complete { text.clone() } else { style.bad(text) };
         head(out, style, if i == 0 { "Recording" } else { "" }, &text)?;
@@ -88,17 +91,30 @@ pub(crate) fn speed(p: &PhaseVerdict) -> String {
         Some(rate) => format!("{rate:.2} tok/s"),
         None => "tokens unknown".into(),
     }];
+    if let (Some(rate), Some(share)) = (p.tokens_per_s_wall, p.between().filter(|share| *share >= BETWEEN)) {
+        parts.push(format!("{rate:.2} tok/s with the time between calls ({:.0} %)", share * 100.0));
+    }
     let each = if p.phase == Phase::Decode { "token" } else { "call" };
     if let Some(l) = p.latency {
         parts.push(format!("p50 {}, p95 {} a {each}", time(l.p50_ns as f64), time(l.p95_ns as f64)));
     }
     if let Some(c) = p.ceiling.as_ref().filter(|c| c.source != "trace") {
         let of = c.tokens_per_s.map_or_else(String::new, |n| format!(" {n:.1} tok/s"));
-        let why = match c.by {
-            "memory" => format!("{} of weights at {:.1} GB/s", mega(c.weight_bytes, "B"), c.peak),
+        let why = match (c.by, c.cache_bytes > 0.0) {
+            ("memory", true) => format!(
+                "{} of weights, {} of keys and values at {:.1} GB/s",
+                mega(c.weight_bytes, "B"),
+                mega(c.cache_bytes, "B"),
+                c.peak
+            ),
+            ("memory", false) => format!("{} of weights at {:.1} GB/s", mega(c.weight_bytes, "B"), c.peak),
             _ => format!("{} at {:.0} GOP/s", mega(c.operations, "OP"), c.peak),
         };
-        parts.push(format!("ceiling{of} ({why}), {:.0} % reached", c.reached * 100.0));
+        let with = c.threads.map_or_else(String::new, |n| format!(" with {}", count(n.into(), "thread")));
+        parts.push(format!("ceiling{with}{of} ({why}), {:.0} % reached", c.reached * 100.0));
+    }
+    if let Some((n, rate)) = p.machine.as_ref().and_then(|m| Some((m.threads?, m.tokens_per_s?))) {
+        parts.push(format!("with {} {rate:.1} tok/s", count(n.into(), "thread")));
     }
     parts.join("; ")
 }
@@ -153,36 +169,20 @@ pub(crate) fn named(bar: &TimeBar) -> Vec<(&'static str, &'static str, u32)> {
 /// The first pieces of advice, a line each.
 fn short(out: &mut dyn Write, v: &RunVerdict, style: &Style) -> io::Result<()> {
     if v.advice.is_empty() {
-        return no_advice(v).map_or(Ok(()), |why| line(out, style, "Advice", &why));
+        return v.no_advice.as_ref().map_or(Ok(()), |why| line(out, style, "Advice", why));
     }
     line(out, style, "Advice", "largest gain first")?;
     for (i, a) in v.advice.iter().take(SHOWN).enumerate() {
         let text = format!("{}  {}: {}", i + 1, a.title, gain(a));
-        for (n, text) in wrap(&text, WIDTH - 2).iter().enumerate() {
+        for (n, text) in wrap(&text, width(style) - 2).iter().enumerate() {
             let text = if n == 0 { style.bold(text) } else { format!("   {text}") };
             writeln!(out, "  {text}")?;
         }
         if let Some(action) = a.actions.first() {
-            writeln!(out, "     {}", cut(action, WIDTH - 5))?;
+            writeln!(out, "     {}", cut(action, width(style) - 5))?;
         }
     }
     Ok(())
-}
-
-/// Why there is no advice; `None` if what limits the run is not known.
-pub(crate) fn no_advice(v: &RunVerdict) -> Option<String> {
-    match nothing(v) {
-        Some(share) => {
-            Some(format!("none: at {share:.0} % of the ceiling there is nothing to gain by tuning"))
-        }
-        None => v.limit.as_ref().map(|_| "none: no rule found its evidence".into()),
-    }
-}
-
-/// The share of the ceiling that was reached, if that is why there is no advice.
-fn nothing(v: &RunVerdict) -> Option<f64> {
-    let top = v.phases.first()?.ceiling.as_ref().filter(|c| c.source != "trace")?;
-    (top.reached >= analysis::verdict::limit::NEAR).then_some(top.reached * 100.0)
 }
 
 /// The predicted gain in words.
@@ -208,7 +208,7 @@ fn factor(g: &Gain) -> String {
 }
 
 fn line(out: &mut dyn Write, style: &Style, name: &str, text: &str) -> io::Result<()> {
-    let lines = wrapped(text);
+    let lines = wrapped(text, style);
     let names = std::iter::once(name).chain(std::iter::repeat(""));
     lines.iter().zip(names).try_for_each(|(text, name)| head(out, style, name, text))
 }
@@ -218,8 +218,13 @@ fn head(out: &mut dyn Write, style: &Style, name: &str, text: &str) -> io::Resul
     writeln!(out, "{} {text}", style.bold(&name))
 }
 
-fn wrapped(text: &str) -> Vec<String> {
-    wrap(text, WIDTH - HEAD - 1)
+/// Columns of a line.
+fn width(style: &Style) -> usize {
+    style.width.unwrap_or(WIDTH).clamp(NARROW, WIDTH)
+}
+
+fn wrapped(text: &str, style: &Style) -> Vec<String> {
+    wrap(text, width(style) - HEAD - 1)
 }
 
 /// Breaks a text into lines of at most `width` columns, at spaces where there are any.
@@ -254,12 +259,12 @@ pub fn advice(out: &mut dyn Write, v: &RunVerdict, style: &Style) -> io::Result<
         if i > 0 {
             writeln!(out)?;
         }
-        for (n, text) in wrap(&format!("{}  {}", i + 1, a.title), WIDTH).iter().enumerate() {
+        for (n, text) in wrap(&format!("{}  {}", i + 1, a.title), width(style)).iter().enumerate() {
             writeln!(out, "{}{}", if n == 0 { "" } else { "   " }, style.bold(text))?;
         }
         let todo = a.actions.iter().map(|action| ("do", action.clone()));
         for (name, text) in todo.chain(reasons(a)) {
-            for (n, text) in wrap(&text, WIDTH - 13).iter().enumerate() {
+            for (n, text) in wrap(&text, width(style) - 13).iter().enumerate() {
                 writeln!(out, "   {:<9} {text}", if n == 0 { name } else { "" })?;
             }
         }

@@ -48,7 +48,7 @@ pub const LACKS_AS_ROOT: &str = "ops have no hardware counters";
 
 /// Whether a process is, or was, recorded so: some functions begin with jumps, of which the kernel knows nothing. A probe
 /// of the kernel there would run what the file has instead, and go on in the middle of the jump.
-pub fn is_in(pid: u32) -> bool {
+pub fn is_recorded_inside(pid: u32) -> bool {
     let area = |m: &Mapping| {
         m.path.as_os_str().as_encoded_bytes().strip_prefix(b"/memfd:") == Some(area::NAME.to_bytes())
     };

@@ -125,7 +125,9 @@ fn what_follows_two_dashes_is_no_flag() {
     let a = parse(&STARTER, "-q -- ls -l -- x").expect("a command");
     assert_eq!(a.behind(), ["ls", "-l", "--", "x"]);
     let why = parse(&STARTER, "ls -l").err();
-    assert_eq!(why.as_deref(), Some("unknown option '-l'"));
+    assert_eq!(why.as_deref(), Some("unknown option '-l'; put COMMAND after '--': profinfer try -- ls ..."));
+    let why = parse(&STARTER, "-t 4 -- ls").err();
+    assert_eq!(why.as_deref(), Some("unknown option '-t'; an option of COMMAND follows it, after '--'"));
     let why = parse(&STARTER, "ls").err();
     assert_eq!(why.as_deref(), Some("unexpected argument 'ls'; put COMMAND after '--'"));
 }

@@ -123,7 +123,7 @@ const OUTPUT: FlagGroup = FlagGroup {
             "output",
             "FILE",
             "Write the trace to FILE; '-' is standard output (COMMAND's own output then goes to standard \
-             error)",
+             error). Without it, a name that exists is numbered: profinfer.1.pfi",
         )
         .short('o')
         .default("profinfer.pfi"),
@@ -290,7 +290,10 @@ impl RecordArgs {
     /// # Errors
     /// Wrong usage, invalid BTF, or an unknown user.
     pub fn read(args: &Args) -> anyhow::Result<Self> {
-        let output = args.path("output")?.ok_or_else(|| args.missing("output"))?;
+        let mut output = args.path("output")?.ok_or_else(|| args.missing("output"))?;
+        if !args.flag("output") && !args.flag("force") {
+            output = unused(output);
+        }
         let options = settings(args)?;
         let target = target(args)?;
         let (layers, logger) = super::gpu::sources(args, &target, options.capture.gpu)?;
@@ -306,6 +309,12 @@ impl RecordArgs {
             options,
         })
     }
+}
+
+/// This name, or the first of `NAME.1.pfi`, `NAME.2.pfi` and so on that nobody uses.
+fn unused(name: PathBuf) -> PathBuf {
+    let numbered = (1..10_000).map(|n| name.with_extension(format!("{n}.pfi")));
+    std::iter::once(name.clone()).chain(numbered).find(|name| !name.exists()).unwrap_or(name)
 }
 
 /// The choice made by [`FORCE`].

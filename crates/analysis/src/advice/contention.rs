@@ -6,6 +6,8 @@ use crate::verdict::limit::{LimitKind, crowded_out, is_other, programs};
 
 /// Worth a line from this share of the threads' time on.
 const SHARE: f64 = 0.05;
+/// Other programs, over the engine's own threads that had to share what they left.
+const PART: f64 = 0.25;
 
 pub fn rule(r: &RuleInput<'_>) -> Option<Advice> {
     let p = r.main()?;
@@ -19,8 +21,14 @@ pub fn rule(r: &RuleInput<'_>) -> Option<Advice> {
     let sum = |other: bool| {
         rows.iter().filter(|r| is_other(r) == other).fold(0u64, |sum, r| sum.saturating_add(r.runnable_ns))
     };
-    if sum(true) < sum(false) {
-        return crowded(r, p, share);
+    let (others, rest) = (sum(true), sum(false));
+    if others < rest
+        && let Some(advice) = crowded(r, p, share)
+    {
+        return Some(advice);
+    }
+    if (others as f64) < PART * rest as f64 {
+        return None;
     }
     let gain = gain(p.phase, p.call_ns(), replayed(r, p)?)?;
     let first = rows.iter().find(|r| is_other(r))?;

@@ -17,11 +17,10 @@ pub fn rule(r: &RuleInput<'_>) -> Option<Advice> {
     // With two threads an op that only one of them computes has 2.
     (mean.is_finite() && mean >= UNEVEN && waiting < 1.0).then(|| Advice {
         rule: "imbalance",
-        title: format!("try fewer threads: they take unequally long (slowest {mean:.2}x the mean)"),
-        actions: vec![
-            format!("-t {}", p.threads - 1),
-            "profinfer stat FILE balance shows the operators".into(),
-        ],
+        title: format!(
+            "measure with other numbers of threads: they take unequally long (slowest {mean:.2}x the mean)"
+        ),
+        actions: vec![r.tune(), "profinfer stat FILE threads shows what each thread did".into()],
         gain: None,
         confidence: Confidence::Low,
         evidence: format!(
@@ -29,7 +28,7 @@ pub fn rule(r: &RuleInput<'_>) -> Option<Advice> {
             pct(waiting),
             worst.name
         ),
-        disproof: "with fewer threads, a token takes longer".into(),
+        disproof: "no other number of threads is faster".into(),
         trade_off: None,
     })
 }

@@ -5,7 +5,9 @@
 //! or for page faults: predictions of these from one recording were wrong by more than their size.
 
 mod attention;
+mod between;
 mod bytes;
+mod caller;
 pub mod check;
 mod contention;
 mod copies;
@@ -29,7 +31,7 @@ mod variant;
 
 pub use self::data::{Advice, Confidence, Gain};
 use self::rule::RuleInput;
-use crate::verdict::data::{Limit, PhaseVerdict};
+use crate::verdict::data::{Limit, LimitKind, PhaseVerdict};
 use crate::verdict::facts::VerdictFacts;
 use common::order;
 
@@ -37,7 +39,8 @@ use common::order;
 type Rule = fn(&RuleInput<'_>) -> Option<Advice>;
 
 /// The first ones are about threads that have no CPU: nothing else can be judged before that is mended.
-const RULES: [Rule; 21] = [
+const RULES: [Rule; 23] = [
+    caller::rule,
     oversubscribed::rule,
     quota::rule,
     contention::rule,
@@ -49,6 +52,7 @@ const RULES: [Rule; 21] = [
     copies::rule,
     launch::rule,
     gaps::rule,
+    between::rule,
     variant::rule,
     recorder::rule,
     attention::rule,
@@ -65,7 +69,7 @@ const RULES: [Rule; 21] = [
 const OF_CALLS: [Rule; 3] = [serving::drafts, serving::starvation, serving::again];
 
 /// Rules without a CPU for each thread: they come first, whatever gain others predict.
-const FIRST: [&str; 2] = ["oversubscribed", "cpu-quota"];
+const FIRST: [&str; 3] = ["changing-callers", "oversubscribed", "cpu-quota"];
 
 /// Advice for a run: threads without CPUs first, then by predicted gain, then what promises none, then trade-offs.
 pub fn advice(facts: &VerdictFacts<'_>, phases: &[PhaseVerdict], limit: Option<&Limit>) -> Vec<Advice> {
@@ -84,10 +88,32 @@ pub fn advice(facts: &VerdictFacts<'_>, phases: &[PhaseVerdict], limit: Option<&
     all
 }
 
+/// Why there is no advice, and what would have to change; `None` if what limits the run is not known.
+pub fn none(facts: &VerdictFacts<'_>, phases: &[PhaseVerdict], limit: Option<&Limit>) -> Option<String> {
+    let limit = limit?;
+    let input = RuleInput { facts, phases, limit: Some(limit) };
+    let reached = input.reached(facts.main()?.phase).map(rule::pct).unwrap_or_default();
+    Some(match limit.kind {
+        LimitKind::Memory => format!(
+            "none: {reached} of what memory delivers to these threads; faster only with fewer bytes a token (a smaller \
+             quantisation), a faster memory, or more threads where CPUs are free"
+        ),
+        LimitKind::Compute => format!(
+            "none: {reached} of what these threads can compute; faster only with fewer operations, or more threads where \
+             CPUs are free"
+        ),
+        LimitKind::CpuContention | LimitKind::Throttling | LimitKind::PageFaults => {
+            "none: no waste that lasted; record again when nothing else runs".into()
+        }
+        _ => format!("none: nothing was wasted; to measure other threads, CPUs and flags: {}", input.tune()),
+    })
+}
+
 /// Rules whose evidence another rule explains.
 fn consistent(all: &mut Vec<Advice>) {
     let has = |rule: &str| all.iter().any(|a| a.rule == rule);
     let crowded = FIRST.iter().any(|rule| has(rule));
+    let changing = has("changing-callers");
     let waiting = crowded || has("cpu-contention");
     let faulting = has("major-faults");
     // Threads wait unevenly, and reach no ceiling, while another one has no CPU or reads from storage.
@@ -96,7 +122,7 @@ fn consistent(all: &mut Vec<Advice>) {
         (_, true, _) | (_, _, true) => &["imbalance", "small-operators", "more-threads"],
         _ => &[],
     };
-    all.retain(|a| !explained.contains(&a.rule));
+    all.retain(|a| !explained.contains(&a.rule) && !(changing && a.rule == "oversubscribed"));
 }
 
 #[cfg(test)]

@@ -18,8 +18,8 @@ pub fn rule(r: &RuleInput<'_>) -> Option<Advice> {
         .sum::<f64>();
     (share >= SHARE).then(|| Advice {
         rule: "small-operators",
-        title: "try fewer threads: most of the time goes into starting small operators".into(),
-        actions: vec![format!("-t {}", p.threads.div_ceil(2))],
+        title: "measure with fewer threads: most of the time goes into starting small operators".into(),
+        actions: vec![r.tune()],
         gain: None,
         confidence: Confidence::Low,
         evidence: format!(

@@ -5,12 +5,19 @@ use crate::verdict::limit::LimitKind;
 
 /// Threads without a CPU from this share of the time on.
 const SHARE: f64 = 0.15;
+/// A CPU with this share of the op time was used.
+const SEEN: f64 = 0.05;
 
 pub fn rule(r: &RuleInput<'_>) -> Option<Advice> {
     let p = r.main()?;
     let cpus = &r.facts.cpus;
     let known = cpus.allowed.filter(|n| *n < p.threads);
     let waiting = p.bar?.waiting_for_cpu;
+    // Threads that were seen on as many CPUs, or never waited for one, share none.
+    let used = cpus.time.iter().filter(|(_, share)| *share >= SEEN).count();
+    if used >= p.threads as usize || waiting.is_some_and(|share| share < SHARE) {
+        return None;
+    }
     let displaced = r.limit.is_some_and(|l| l.kind == LimitKind::Oversubscription)
         && waiting.is_some_and(|share| share >= SHARE);
     // Without the mask, the CPUs that threads were seen on are an upper bound only if they displaced each other.

@@ -13,7 +13,7 @@ pub fn rule(r: &RuleInput<'_>) -> Option<Advice> {
         title: format!("the recording itself costs at least {}", pct(share)),
         actions: vec!["record --level graph, or --budget 1%".into()],
         // The recording without it is the run as its user has it.
-        gain: gain(p.phase, 1.0, [1.0 - (2.0 * share).min(0.5), 1.0 - share]),
+        gain: gain(p.phase, 1.0, [(1.0 - 2.0 * share).max((1.0 - share) / 2.0), 1.0 - share]),
         confidence: Confidence::Medium,
         evidence: "probe hits of the busiest thread times the measured cost of a hit".into(),
         disproof: "without the recorder, the engine's own tokens per second are the same".into(),

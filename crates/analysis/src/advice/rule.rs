@@ -50,6 +50,13 @@ impl<'r> RuleInput<'r> {
 }
 
 impl RuleInput<'_> {
+    /// The command that measures other numbers of threads, CPUs and flags of the same run.
+    pub fn tune(&self) -> String {
+        let command = self.facts.report.run.command.split_once(" -- ").map(|(_, command)| command);
+        // A secret was left out of the recorded one.
+        format!("profinfer tune -- {}", command.filter(|c| !c.contains("***")).unwrap_or("COMMAND"))
+    }
+
     /// No call is faster than this: the time at a measured ceiling, ns; 0 without one.
     fn least_ns(&self, p: &PhaseFacts) -> f64 {
         self.reached(p.phase).map_or(0.0, |share| share * p.call_ns())

@@ -2,7 +2,8 @@
 //!
 //! The rule: when a thread is preempted, its wait is charged to the thread that took its CPU. When a thread is
 //! woken, its wait is charged to the thread that last ran on the CPU it came back on. Threads that ran in between
-//! are not recorded.
+//! are not recorded. A kernel thread runs for microseconds: if it took the CPU and another program ran last, the wait is
+//! that program's. What is left of the kernel's threads is one row, which nobody can stop.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
@@ -50,13 +51,48 @@ pub const THROTTLED: &str = "(CPU idle, e.g. CPU quota)";
 /// A woken thread's CPU had been idle.
 pub const WAKING: &str = "(wake-up latency)";
 
+/// Kernel threads.
+pub const KERNEL: &str = "(kernel)";
+
+/// How the names of kernel threads begin (kthread_create and alloc_workqueue in kernel/, mm/, block/ of Linux 5.10 to 7.2).
+const KERNEL_THREADS: [&str; 24] = [
+    "kworker/",
+    "ksoftirqd/",
+    "migration/",
+    "rcu_",
+    "rcuc/",
+    "rcub/",
+    "rcuop/",
+    "rcuog/",
+    "rcuos/",
+    "cpuhp/",
+    "irq/",
+    "idle_inject/",
+    "kswapd",
+    "kcompactd",
+    "khugepaged",
+    "kthreadd",
+    "ksmd",
+    "kdamond",
+    "oom_reaper",
+    "watchdog/",
+    "watchdogd",
+    "jbd2/",
+    "kblockd",
+    "kauditd",
+];
+
+fn is_kernel_thread(name: &str) -> bool {
+    KERNEL_THREADS.iter().any(|begin| name.starts_with(begin))
+}
+
 /// Ops reported for each program.
 const OPS: usize = 5;
 
 /// All interfering programs.
 pub struct Culprits {
-    /// By OffCpu record.
-    of_record: Vec<usize>,
+    /// By OffCpu record: the program, and its thread.
+    of_record: Vec<(usize, u32)>,
     /// Name, and whether it belongs to the target itself.
     names: Vec<(String, bool)>,
 }
@@ -74,17 +110,23 @@ impl Culprits {
             while let Some((_, task)) = tasks.next_if(|(at, _)| *at <= i) {
                 comms.insert(task.tid, task.comm);
             }
-            let name = match culprit(r) {
-                (true, 0) => THROTTLED.to_string(),
-                (false, 0) => WAKING.to_string(),
-                (_, tid) => comms.get(&tid).map_or_else(|| format!("thread {tid}"), |c| c.to_string()),
+            let named = |tid: u32| match comms.get(&tid) {
+                Some(name) if is_kernel_thread(name) => KERNEL.to_string(),
+                Some(name) => (*name).to_string(),
+                None => format!("thread {tid}"),
             };
-            let key = (name, ours.contains(&culprit(r).1));
+            let (name, tid) = match culprit(r) {
+                (true, 0) => (THROTTLED.to_string(), 0),
+                (false, 0) => (WAKING.to_string(), 0),
+                (true, by) if named(by) == KERNEL && r.from != 0 => (named(r.from), r.from),
+                (_, tid) => (named(tid), tid),
+            };
+            let key = (name, ours.contains(&tid));
             let place = *index.entry(key).or_insert_with_key(|key| {
                 names.push(key.clone());
                 names.len() - 1
             });
-            of_record.push(place);
+            of_record.push((place, tid));
         }
         Culprits { of_record, names }
     }
@@ -96,7 +138,7 @@ impl Culprits {
 
     /// Index of the program that a record's wait is charged to.
     pub fn of_record(&self, record: usize) -> usize {
-        self.of_record.get(record).copied().unwrap_or(usize::MAX)
+        self.of_record.get(record).map_or(usize::MAX, |(place, _)| *place)
     }
 }
 
@@ -125,12 +167,12 @@ pub fn rows(
     origin: i64,
 ) -> Vec<InterferenceRow> {
     let mut all: BTreeMap<usize, InterferenceCounts> = BTreeMap::new();
-    for (r, place) in loaded.causes.off_cpu.iter().zip(&culprits.of_record) {
+    for (r, (place, tid)) in loaded.causes.off_cpu.iter().zip(&culprits.of_record) {
         let ns = runnable(r);
         if ns == 0 {
             continue;
         }
-        let (taken, tid) = culprit(r);
+        let taken = culprit(r).0;
         let to = r.t.saturating_add_unsigned(r.dur);
         let from = to.saturating_sub_unsigned(ns);
         let g = all.entry(*place).or_insert_with(|| InterferenceCounts {
@@ -138,7 +180,7 @@ pub fn rows(
             last: to,
             ..InterferenceCounts::default()
         });
-        g.tids.insert(tid);
+        g.tids.insert(*tid);
         g.cpus.insert(if taken { r.cpu } else { r.to_cpu });
         g.preemptions += u64::from(taken);
         g.times += 1;

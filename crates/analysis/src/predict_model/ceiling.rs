@@ -1,7 +1,6 @@
 //! The least time that a model's work can take at the machine's peaks: each product takes no less than its bytes at
 //! the read bandwidth, and no less than its operations at the arithmetic peak.
 
-use super::recorded::Recorded;
 use crate::attribution::verdict::Peak;
 use ggml::model_shape::{ModelShape, WeightProduct};
 
@@ -33,16 +32,4 @@ pub fn prompt_ns(shape: &ModelShape, peak: &Peak, tokens: u64) -> Option<f64> {
     let positions = shape.attended(tokens as f64 / 2.0) * tokens as f64 * shape.layers as f64;
     let scores = positions * a.heads as f64 * 2.0 * (a.key.saturating_add(a.value)) as f64;
     Some(products + compute_ns(scores, false, peak)?)
-}
-
-/// Share of its ceiling that the recorded model reached in decode. `None` if it was faster than memory allows.
-pub fn reached(r: &Recorded, peak: &Peak) -> Option<f64> {
-    let least = |p: &super::recorded::ProductTime| {
-        let ops = 2.0 * p.k as f64 * p.m as f64 * p.used as f64;
-        let compute = compute_ns(ops, p.ty.block > 1, peak).unwrap_or(0.0);
-        (p.bytes() / peak.gb_per_s).max(compute) * p.count
-    };
-    let ns: f64 = r.decode.products.iter().map(least).sum();
-    let share = ns / r.decode.call_ns;
-    (share.is_finite() && share > 0.0 && share <= 1.1).then_some(share.min(1.0))
 }

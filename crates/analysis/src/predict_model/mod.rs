@@ -133,8 +133,6 @@ pub struct PromptPrediction {
 pub struct Basis {
     /// Machine of the recording; null without one.
     pub machine: Option<String>,
-    /// Share of its ceiling that the recorded model reached in decode; null if not known.
-    pub reached: Option<f64>,
     pub peak: Option<Peak>,
     /// `given`, `measured` or `recording`; null without a peak.
     pub peak_source: Option<&'static str>,
@@ -201,7 +199,6 @@ pub fn predict(
         first_token,
         basis: Basis {
             machine: recorded.map(|r| r.machine.clone()),
-            reached: recorded.zip(peak.as_ref()).and_then(|(r, p)| ceiling::reached(r, p)),
             peak,
             peak_source: peak.and(known.map(|k| k.source)),
             parts,

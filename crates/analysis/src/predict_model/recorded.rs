@@ -4,7 +4,7 @@
 use std::collections::{BTreeSet, HashMap};
 
 use super::super::calls::{Phase, Timeline, timeline};
-use super::super::describe::{Ident, is_leaf, op_name, source};
+use super::super::describe::{Ident, is_leaf, op_name, source, weight};
 use super::super::idents::{Idents, OpKey};
 use super::super::load::{LoadProgress, Loaded, load};
 use super::super::series::{CallSeries, Groups, Series, why_nothing};
@@ -290,7 +290,7 @@ fn kind(loaded: &Loaded<'_>, ident: &Ident) -> Option<Kind> {
         "SOFT_MAX" => source(loaded, t, 1).map(|_| Kind::Attention),
         op @ ("MUL_MAT" | "MUL_MAT_ID") => {
             let weights = source(loaded, t, 0)?;
-            if !is_leaf(loaded, weights) || weights.name.starts_with("cache_") {
+            if weight(loaded, t).is_none() {
                 return (op == "MUL_MAT").then_some(Kind::Attention);
             }
             let [k, m, stacked, last] = weights.ne;

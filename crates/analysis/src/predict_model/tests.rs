@@ -182,9 +182,6 @@ fn peaks_of_the_recording_are_its_ceiling() {
     let ceiling = p.decode[0].ceiling_tokens_per_s.expect("a ceiling");
     let bytes = shape().bytes_a_token() + 128.0 * 32.0 * 128.0 * 2.0;
     assert!((ceiling - 20e9 / bytes).abs() < 1e-6, "{ceiling}");
-    // A peak that its own products exceed is not its memory's, and no share of it was reached.
-    r.peaks = vec![peak(2, 1.0)];
-    assert_eq!(of(&shape(), &r, &options()).basis.reached, None);
     // Given peaks come first.
     let given = KnownPeaks { source: "given", peaks: vec![peak(4, 50.0)] };
     let p = predict(&shape(), Some(&r), Some(&given), &options()).expect("a prediction");

@@ -22,6 +22,8 @@ pub struct RunVerdict {
     pub limit: Option<Limit>,
     /// Largest predicted gain first; none if nothing is to be gained, or if the evidence is missing.
     pub advice: Vec<Advice>,
+    /// Why there is none, and what would have to change; null if there is some, or if what limits the run is not known.
+    pub no_advice: Option<String>,
     /// What the verdict lacks, and how to record it.
     pub missing: Vec<String>,
 }
@@ -30,10 +32,23 @@ pub struct RunVerdict {
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct PhaseVerdict {
     pub phase: Phase,
+    /// In calls; and with the time between them, from start to start.
     pub tokens_per_s: Option<f64>,
+    pub tokens_per_s_wall: Option<f64>,
     pub latency: Option<Latency>,
+    /// With the run's threads.
     pub ceiling: Option<SpeedCeiling>,
+    /// With more threads than the run's, if the machine then allows more.
+    pub machine: Option<SpeedCeiling>,
     pub bar: Option<TimeBar>,
+}
+
+impl PhaseVerdict {
+    /// Share of the time between calls; `None` if it is not known. A device may compute after a call has returned.
+    pub fn between(&self) -> Option<f64> {
+        self.bar.is_none_or(|bar| bar.device <= 0.0).then_some(())?;
+        Some((1.0 - self.tokens_per_s_wall? / self.tokens_per_s.filter(|rate| *rate > 0.0)?).max(0.0))
+    }
 }
 
 /// The ceiling of a phase.
@@ -41,14 +56,17 @@ pub struct PhaseVerdict {
 pub struct SpeedCeiling {
     /// Null if the tokens of a call are not known.
     pub tokens_per_s: Option<f64>,
+    /// Threads that the peak was measured with; null: it is of any number.
+    pub threads: Option<u32>,
     /// Share of it that was reached, 0 to 1.
     pub reached: f64,
     /// `memory` or `compute`.
     pub by: &'static str,
     /// Of the peaks: `given`, `measured` on the machine, or `trace` (the best rate in the trace itself).
     pub source: &'static str,
-    /// Per call: weights read, bytes; products, operations.
+    /// Per call: weights read, keys and values, bytes; products, operations.
     pub weight_bytes: f64,
+    pub cache_bytes: f64,
     pub operations: f64,
     /// The peak that decides: 10^9 bytes or operations per second.
     pub peak: f64,

@@ -9,7 +9,7 @@ use crate::attribution::interference::InterferenceRow;
 use crate::attribution::pass::Misses;
 use crate::attribution::replay::CrowdedWork;
 use crate::calls::{Phase, Timeline};
-use crate::describe::{is_leaf, op_name, source, tensor_bytes};
+use crate::describe::{is_cache, op_name, source, tensor_bytes, weight};
 use crate::idents::{Idents, OpKey};
 use crate::load::{HitTensors, Loaded};
 use crate::ops::OpTimes;
@@ -17,6 +17,8 @@ use crate::report::data::{PhaseReport, Report};
 use crate::tables::{OpRow, Reasons, ThreadRow, op_rows, thread_rows};
 use crate::target_state::{MemoryLimit, TargetState};
 use ggml::backend_guid;
+use ggml::names::fold;
+use pfi::record::Tensor;
 
 /// Everything known about a run.
 pub struct VerdictFacts<'r> {
@@ -65,8 +67,11 @@ pub struct PhaseFacts {
 /// Matrix multiplications with weights.
 #[derive(Debug, Clone, Default)]
 pub struct WeightReads {
-    /// Bytes per call.
+    /// Bytes per call; and of the keys and values that attention reads.
     pub bytes: f64,
+    pub cache: f64,
+    /// Bytes per call of the same weights in the mix Q4_K_M, where they are larger now.
+    pub smaller: f64,
     /// Operations per call on f32, and on 8-bit integers.
     pub f32: f64,
     pub int8: f64,
@@ -153,8 +158,7 @@ fn phase(input: &FactInput<'_, '_>, p: &PhaseReport) -> Option<PhaseFacts> {
     let by_thread = thread_rows(times, why, p.phase);
     let device = device_ns(p);
     let weights = (device == 0).then(|| weights(input, p.phase)).flatten();
-    let a_graph = |sum: f64| sum / p.cpu_graphs.max(1) as f64;
-    let a_call = |sum: f64| a_graph(sum) * graphs_a_call;
+    let a_call = |of_graph: f64| of_graph * graphs_a_call;
     Some(PhaseFacts {
         phase: p.phase,
         calls,
@@ -162,7 +166,7 @@ fn phase(input: &FactInput<'_, '_>, p: &PhaseReport) -> Option<PhaseFacts> {
         in_call_ns: p.in_call_ns as f64,
         graphs: p.cpu_graphs,
         graphs_a_call,
-        graph_ns: a_graph(p.graph_ns as f64),
+        graph_ns: p.graph_ns as f64 / p.cpu_graphs.max(1) as f64,
         threads,
         bar: TimeBar::new(p, device, &by_thread),
         ops: op_rows(times, reasons, idents, p.phase, OpKey::Op),
@@ -170,6 +174,8 @@ fn phase(input: &FactInput<'_, '_>, p: &PhaseReport) -> Option<PhaseFacts> {
         by_thread,
         weights: weights.map(|w| WeightReads {
             bytes: a_call(w.bytes),
+            cache: a_call(w.cache),
+            smaller: a_call(w.smaller),
             f32: a_call(w.f32),
             int8: a_call(w.int8),
             ns: a_call(w.ns),
@@ -211,38 +217,72 @@ fn crowded(input: &FactInput<'_, '_>, why: &Attribution, phase: Phase) -> Option
         .then(|| CrowdedWork { calm: calm.unwrap_or(0.0), spun: spun.unwrap_or(0.0) })
 }
 
-/// Sums over all graphs of a phase; `None` if no multiplication with weights is known.
+/// The mean over the graphs of a phase that ran to their end; `None` if no multiplication with weights is known. A graph
+/// that was cut has executed a part of its plan only.
 fn weights(input: &FactInput<'_, '_>, phase: Phase) -> Option<WeightReads> {
+    let mut whole: BTreeMap<u32, u64> = BTreeMap::new();
+    let graphs = input.loaded.cpu_graphs.iter().zip(&input.line.cpu_phase);
+    let ended = graphs.filter(|(g, p)| **p == phase && !g.cut).filter_map(|(g, _)| g.plan);
+    ended.for_each(|plan| *whole.entry(plan).or_default() += 1);
+    let all = whole.values().sum::<u64>() as f64;
     let mut sum = WeightReads::default();
-    let mut plans: Vec<_> = input.times.plans.iter().filter(|((_, p), _)| *p == phase).collect();
-    // Floating-point sums depend on the order.
-    common::order::by_key(&mut plans, |((plan, _), _)| ((*plan).into(), 0));
-    for ((plan, _), stat) in plans {
-        for (at, pos) in input.idents.of_plan(*plan).iter().zip(&stat.positions) {
+    for (plan, n) in whole {
+        let part = n as f64 / all;
+        let stat = input.times.plans.get(&(plan, phase));
+        let positions = stat.map_or(&[][..], |stat| &stat.positions);
+        for (at, pos) in input.idents.of_plan(plan).iter().zip(positions) {
             let Some(ident) = input.idents.list().get(*at) else { continue };
-            let Some(bytes) = weight_bytes(input.loaded, ident.hit) else { continue };
-            sum.bytes += bytes * pos.calls as f64;
-            sum.ns += pos.total as f64;
-            let flops = ident.work.map_or(0.0, |w| w.flops as f64) * pos.calls as f64;
+            sum.cache += cache_bytes(input.loaded, ident.hit).unwrap_or(0.0) * part;
+            let Some((bytes, smaller)) = weight_bytes(input.loaded, ident.hit) else { continue };
+            sum.bytes += bytes * part;
+            sum.smaller += smaller * part;
+            sum.ns += pos.total as f64 / pos.calls.max(1) as f64 * part;
+            let flops = ident.work.map_or(0.0, |w| w.flops as f64) * part;
             *(if ident.int8 { &mut sum.int8 } else { &mut sum.f32 }) += flops;
         }
     }
     (sum.bytes > 0.0).then_some(sum)
 }
 
-/// Bytes of weights that a multiplication reads; `None` if it is none.
-fn weight_bytes(loaded: &Loaded<'_>, hit: Option<HitTensors>) -> Option<f64> {
+/// Bytes of weights that a multiplication reads, as they are and in Q4_K_M; `None` if it is none.
+fn weight_bytes(loaded: &Loaded<'_>, hit: Option<HitTensors>) -> Option<(f64, f64)> {
     let t = loaded.tensors.get(&hit?.0).filter(|t| t.known)?;
     let op = op_name(loaded, t.op);
-    let w = source(loaded, t, 0).filter(|w| is_leaf(loaded, w) && !w.name.starts_with("cache_"))?;
+    let w = weight(loaded, t)?;
     let bytes = tensor_bytes(loaded, w)? as f64;
-    match op {
-        "MUL_MAT" => Some(bytes),
+    let used = match op {
+        "MUL_MAT" => 1.0,
         "MUL_MAT_ID" => {
             let ids = source(loaded, t, 2)?;
             let (all, used) = (w.ne[2].max(1) as f64, ids.ne[0] as f64 * ids.ne[1] as f64);
-            Some(bytes / all * used.min(all))
+            used.min(all) / all
         }
-        _ => None,
+        _ => return None,
+    };
+    let smaller = bytes.min(w.ne.iter().map(|n| *n as f64).product::<f64>() * q4_k_m_bits(w) / 8.0);
+    Some((bytes * used, smaller * used))
+}
+
+/// Bits of an element in the mix Q4_K_M (llama_tensor_get_type in llama-quant.cpp, b4753): embeddings and output are Q6_K,
+/// half of the values and of the second feed-forward product too, the rest is Q4_K. Rows that do not fill blocks of 256
+/// are stored as Q8_0 and Q5_0.
+fn q4_k_m_bits(w: &Tensor) -> f64 {
+    let [small, large] = if w.ne[0].is_multiple_of(256) { [4.5, 6.5625] } else { [5.5, 8.5] };
+    match &*fold(&w.name).pattern {
+        "token_embd.weight" | "output.weight" => large,
+        name if name.contains("attn_v") || name.contains("ffn_down") => f64::midpoint(small, large),
+        _ => small,
     }
+}
+
+/// Bytes of keys and values that attention reads: of all positions that its graph has room for. `None` if it is no attention.
+fn cache_bytes(loaded: &Loaded<'_>, hit: Option<HitTensors>) -> Option<f64> {
+    let t = loaded.tensors.get(&hit?.0).filter(|t| t.known)?;
+    let slots = match op_name(loaded, t.op) {
+        "FLASH_ATTN_EXT" => 1..3,
+        "MUL_MAT" => 0..1,
+        _ => return None,
+    };
+    let caches = slots.filter_map(|slot| source(loaded, t, slot)).filter(|s| is_cache(loaded, s));
+    Some(caches.filter_map(|s| tensor_bytes(loaded, s)).map(|bytes| bytes as f64).sum())
 }

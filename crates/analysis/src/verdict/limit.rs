@@ -3,7 +3,7 @@
 use super::data::SpeedCeiling;
 pub use super::data::{Limit, LimitKind};
 use super::facts::{PhaseFacts, VerdictFacts};
-use crate::attribution::interference::{InterferenceRow, THROTTLED, WAKING};
+use crate::attribution::interference::{InterferenceRow, KERNEL, THROTTLED, WAKING};
 use crate::tables::{GAPS_ROW, OpRow, WAIT_ROW};
 
 /// From this share of the ceiling on, a run counts as limited by it.
@@ -70,6 +70,13 @@ fn contention(facts: &VerdictFacts<'_>, p: &PhaseFacts) -> Limit {
             Some(out) => {
                 Limit { kind: LimitKind::CpuContention, text: format!("CPU contention: {}", out.text) }
             }
+            // As many CPUs as threads: something else had the others meanwhile.
+            None if facts.cpus.allowed.is_some_and(|n| n >= p.threads) => {
+                let who = programs(rows);
+                let while_others = if who.is_empty() { who } else { format!(", while {who} ran") };
+                let text = format!("CPU contention: engine threads had to share a CPU{while_others}");
+                Limit { kind: LimitKind::CpuContention, text }
+            }
             None => {
                 let text = "too many threads: the engine's own threads took the CPU from each other".into();
                 Limit { kind: LimitKind::Oversubscription, text }
@@ -81,10 +88,12 @@ fn contention(facts: &VerdictFacts<'_>, p: &PhaseFacts) -> Limit {
         return Limit { kind: LimitKind::Throttling, text };
     }
     let who = programs(rows);
-    let text = match (who.is_empty(), rows.iter().any(is_recorder)) {
-        (false, _) => format!("CPU contention: {who}"),
-        (true, true) => "CPU contention: the recorder had the CPU".into(),
-        (true, false) => "CPU contention".into(),
+    let kernel = rows.iter().any(|r| r.name == KERNEL);
+    let text = match (who.is_empty(), rows.iter().any(is_recorder), kernel) {
+        (false, ..) => format!("CPU contention: {who}"),
+        (true, true, _) => "CPU contention: the recorder had the CPU".into(),
+        (true, false, true) => "CPU contention: the kernel's own threads had the CPU".into(),
+        (true, false, false) => "CPU contention".into(),
     };
     Limit { kind: LimitKind::CpuContention, text }
 }
@@ -123,9 +132,9 @@ pub fn crowded_out(facts: &VerdictFacts<'_>, p: &PhaseFacts) -> Option<CrowdedOu
     Some(CrowdedOut { cpus: used.len() as u32, who: first.map(|r| r.name.clone()), text })
 }
 
-/// Another program: neither the engine nor a recorder, which nobody should stop on this advice.
+/// Another program: neither the engine, nor the kernel, nor a recorder, which nobody can or should stop.
 pub fn is_other(r: &InterferenceRow) -> bool {
-    !r.own && r.name != THROTTLED && r.name != WAKING && !is_recorder(r)
+    !r.own && ![THROTTLED, WAKING, KERNEL].contains(&&*r.name) && !is_recorder(r)
 }
 
 /// A recorder, under the name of its program: a copy on another machine has a suffix.
@@ -135,7 +144,9 @@ fn is_recorder(r: &InterferenceRow) -> bool {
 
 /// Programs that had the CPU while engine threads were runnable: `rustc 4.0 s, cp 0.7 s (CPU 0 1)`.
 pub fn programs(rows: &[InterferenceRow]) -> String {
-    let others: Vec<&InterferenceRow> = rows.iter().filter(|r| is_other(r)).take(3).collect();
+    // What is shown as 0.0 s is no evidence.
+    let shown = |r: &&InterferenceRow| is_other(r) && r.runnable_ns >= 50_000_000;
+    let others: Vec<&InterferenceRow> = rows.iter().filter(shown).take(3).collect();
     let one = |r: &&InterferenceRow| format!("{} {:.1} s", r.name, r.runnable_ns as f64 / 1e9);
     let who: Vec<String> = others.iter().map(one).collect();
     let cpus = cpus_of(&others);
@@ -162,14 +173,11 @@ fn computing(p: &PhaseFacts, top: Option<&SpeedCeiling>) -> Limit {
                 "memory" => (LimitKind::Memory, "memory bandwidth"),
                 _ => (LimitKind::Compute, "compute"),
             };
-            Limit {
-                kind,
-                text: format!("{what}: {:.0} % of the machine's ceiling reached{op}", t.reached * 100.0),
-            }
+            Limit { kind, text: format!("{what}: {:.0} % of the ceiling reached{op}", t.reached * 100.0) }
         }
         Some(t) if t.source != "trace" => {
             let text = format!(
-                "computing, at {:.0} % of the machine's ceiling: neither memory nor compute is near its peak{op}",
+                "computing, at {:.0} % of the ceiling: neither memory nor compute is near its peak{op}",
                 t.reached * 100.0
             );
             Limit { kind: LimitKind::Computing, text }

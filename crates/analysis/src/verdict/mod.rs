@@ -10,9 +10,9 @@ pub mod machine;
 
 pub use self::data::{PhaseVerdict, RunVerdict};
 use crate::advice;
-use crate::attribution::verdict::{Ceiling, Peak};
+use crate::attribution::verdict::Peak;
 use crate::report::data::Report;
-use ceiling::{NoCeiling, SpeedCeiling, ceiling};
+use ceiling::{NoCeiling, SpeedCeiling, ceiling, of_machine};
 use facts::{FactInput, PhaseFacts, VerdictFacts};
 use limit::limit;
 use pfi::record::SourceKind;
@@ -20,15 +20,18 @@ use pfi::record::SourceKind;
 /// Derives the verdict from a report and what it was made from. `peaks` are those of the machine, given or measured.
 pub fn verdict(input: FactInput<'_, '_>, report: &Report, peaks: &[Peak]) -> RunVerdict {
     let facts = VerdictFacts::new(input, report);
-    let machine = machine_peak(report, peaks);
     let of = |p: &PhaseFacts| {
         let figures = report.phases.iter().find(|f| f.phase == p.phase);
-        let top = ceiling(p, machine.as_ref());
+        let top = ceiling(p, report.ceiling.as_ref());
+        let run = report.ceiling.as_ref().filter(|c| c.source != "trace");
+        let machine = top.as_ref().ok().zip(run).and_then(|(top, run)| of_machine(p, top, run, peaks));
         let phase = PhaseVerdict {
             phase: p.phase,
             tokens_per_s: figures.and_then(|f| f.tokens_per_s),
+            tokens_per_s_wall: figures.and_then(|f| f.tokens_per_s_wall),
             latency: figures.and_then(|f| f.latency),
             ceiling: top.as_ref().ok().cloned(),
+            machine,
             bar: p.bar,
         };
         (phase, top.err())
@@ -36,6 +39,7 @@ pub fn verdict(input: FactInput<'_, '_>, report: &Report, peaks: &[Peak]) -> Run
     let (phases, no_ceiling): (Vec<_>, Vec<_>) = facts.phases.iter().map(of).unzip();
     let main = phases.first();
     let limit = facts.main().and_then(|p| limit(&facts, p, main.and_then(|m| m.ceiling.as_ref())));
+    let advice = advice::advice(&facts, &phases, limit.as_ref());
     RunVerdict {
         model: model_name(report),
         quantisation: report.model.weights.first().map_or_else(String::new, |w| w.name.clone()),
@@ -46,24 +50,11 @@ pub fn verdict(input: FactInput<'_, '_>, report: &Report, peaks: &[Peak]) -> Run
             no_ceiling.first().copied().flatten(),
             main.and_then(|m| m.ceiling.as_ref()),
         ),
-        advice: advice::advice(&facts, &phases, limit.as_ref()),
+        no_advice: advice::none(&facts, &phases, limit.as_ref()).filter(|_| advice.is_empty()),
+        advice,
         limit,
         phases,
     }
-}
-
-/// The best of all thread counts: what the machine can do, not what the run's threads can.
-fn machine_peak(report: &Report, peaks: &[Peak]) -> Option<Ceiling> {
-    let first = report.ceiling.as_ref()?;
-    let mut best = first.clone();
-    for p in peaks.iter().filter(|_| first.source != "trace") {
-        let most = |a: Option<f64>, b: Option<f64>| a.into_iter().chain(b).reduce(f64::max);
-        best.peak.gb_per_s = best.peak.gb_per_s.max(p.gb_per_s);
-        best.peak.gflop_per_s = most(best.peak.gflop_per_s, p.gflop_per_s);
-        best.peak.int8_gop_per_s = most(best.peak.int8_gop_per_s, p.int8_gop_per_s);
-    }
-    best.peak.threads = None;
-    Some(best)
 }
 
 /// The file name given on the target's command line, else its size.
@@ -117,7 +108,7 @@ fn missing(facts: &VerdictFacts<'_>, no: Option<NoCeiling>, top: Option<&SpeedCe
     }
     match (no, top) {
         (Some(NoCeiling::Cached), _) => out.push(
-            "the weights were read faster than the memory peak allows (from a cache): no ceiling to compare with".into(),
+            "the weights were read faster than the machine's peak allows: from a cache, or the peak is too low (run profinfer doctor --peaks again on an idle machine)".into(),
         ),
         (None, Some(top)) if top.source != "trace" => {}
         _ => out.push("the machine's peaks are not known: run profinfer doctor --peaks once, or pass --peak".into()),

@@ -5,7 +5,7 @@ use std::io::{self, Write};
 
 use super::markup::{self, text};
 use crate::section::SectionItem;
-use crate::verdict::{gain, heading, named, no_advice, ran, reasons, speed};
+use crate::verdict::{gain, heading, named, ran, reasons, speed};
 use analysis::advice::Advice;
 use analysis::calls::Phase;
 use analysis::verdict::RunVerdict;
@@ -25,7 +25,7 @@ pub fn write(out: &mut dyn Write, v: &RunVerdict, id: &str) -> io::Result<()> {
     if let Some(limit) = &v.limit {
         writeln!(out, "<p class=\"limit\"><b>Limit:</b> {}</p>", text(&limit.text))?;
     }
-    match no_advice(v).filter(|_| v.advice.is_empty()) {
+    match &v.no_advice {
         Some(why) => markup::say(out, &format!("Advice: {why}."))?,
         None => advice(out, &v.advice)?,
     }

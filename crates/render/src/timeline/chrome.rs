@@ -27,6 +27,8 @@ pub struct Chrome<'o> {
     /// Process and thread of the current lane.
     place: String,
     tracks: u64,
+    /// Of the open slices, as text.
+    names: Vec<String>,
     /// End of the last kernel of the current queue.
     last: i64,
     buf: Vec<u8>,
@@ -45,6 +47,7 @@ impl<'o> Chrome<'o> {
             ops,
             place: String::new(),
             tracks: 0,
+            names: Vec::new(),
             last: i64::MIN,
             buf,
             any: false,
@@ -88,6 +91,11 @@ impl<'o> Chrome<'o> {
 /// A text as a JSON string.
 fn quoted(text: &str) -> String {
     serde_json::Value::from(text).to_string()
+}
+
+/// The name's part of the text of an event, which is in front of its category.
+fn name_of(event: &str) -> String {
+    event.split_once(",\"cat\"").map_or("", |(name, _)| name).to_owned()
 }
 
 /// Name, category and values of an event.
@@ -158,6 +166,7 @@ impl TimelineSink for Chrome<'_> {
                     text.push_str(&format!("{comma}\"{TOKEN}\":{token}"));
                 }
                 text.push('}');
+                self.names.push(name_of(&text));
                 let done = self.step("B", t, &text);
                 text.truncate(len);
                 if let Some(place) = self.ops.get_mut(op) {
@@ -166,13 +175,17 @@ impl TimelineSink for Chrome<'_> {
                 done
             }
             SliceName::Other { name, category, values, .. } => {
-                self.step("B", t, &event(name, category, values))
+                let rest = event(name, category, values);
+                self.names.push(name_of(&rest));
+                self.step("B", t, &rest)
             }
         }
     }
 
     fn end(&mut self, t: i64) -> io::Result<()> {
-        self.step("E", t, "")
+        // The format needs no name here; speedscope does.
+        let name = self.names.pop().unwrap_or_default();
+        self.step("E", t, &name)
     }
 
     fn track(&mut self, pid: Option<u32>, tid: Option<u32>, name: &str, _: Option<&str>) -> io::Result<()> {
@@ -207,7 +220,9 @@ impl TimelineSink for Chrome<'_> {
             return Ok(());
         }
         self.last = to;
-        self.step("B", from, &event(name, category::DEVICE, values))?;
+        let rest = event(name, category::DEVICE, values);
+        self.names.push(name_of(&rest));
+        self.step("B", from, &rest)?;
         self.end(to)
     }
 
