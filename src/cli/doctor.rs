@@ -37,7 +37,7 @@ never probed. Works without root, and says what root would add.
 With --peaks, measures instead what the machine reaches: memory bandwidth and arithmetic by number of threads, each thread
 on its own core. Run nothing else at the same time. The result is kept for recordings of the next 180 days, in
 $XDG_CACHE_HOME/profinfer/peaks.json (~/.cache without that variable), by root in /var/cache/profinfer for all users and
-the service. GB/s and Gop/s are 10^9 per second; a multiply-add is two operations.",
+the service; higher peaks that are kept there already are not replaced. GB/s and Gop/s are 10^9 per second; a multiply-add is two operations.",
     usage: &["[OPTIONS] [BINARY]", "[OPTIONS] -p PID", "--peaks [--json]"],
     arguments: &[Argument {
         name: "BINARY",

@@ -43,7 +43,7 @@ unit_tests() {
 
 # Excluded because qemu-user cannot do it: reading another process's memory or state, starting an AArch64 program, and
 # a child whose end is not a signal. On real kernels (tests/kernels) all are part of every recording. Also excluded are
-# simulations with thousands of runs: they are pure arithmetic, and slow here.
+# simulations with thousands of runs and the command line: pure arithmetic and text, and slow here.
 profinfers_tests() {
     local processor=${processors%%:*}
     echo "tests/arm: profinfer on $processor"
@@ -52,7 +52,7 @@ profinfers_tests() {
         cross/cargo.sh "$target" test --quiet --locked --no-default-features --features profinfer/vendored --lib \
         --package profinfer --package common --package pfi --package ggml --package runner --package analysis \
         --package render -- \
-        --skip daemon::facts::tests::this_process --skip daemon::own::tests:: \
+        --skip cli:: --skip daemon::facts::tests::this_process --skip daemon::own::tests:: \
         --skip daemon::polled::tests::what_is_new_or_changed \
         --skip daemon::recognise::tests::a_program_without_a_path \
         --skip memory::tests:: --skip perf::snapshot::tests::a_graph_is_read_with_its_sources \

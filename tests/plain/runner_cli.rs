@@ -115,7 +115,10 @@ fn what_does_not_fit_is_refused() {
 
 #[test]
 fn options_and_subcommands_that_do_not_exist() {
-    refused(&runner(&[]), 2, &["--help"]);
+    // Nothing at all is a question.
+    let nothing = runner(&[]);
+    assert_eq!((nothing.status.code(), nothing.stdout.len()), (Some(2), 0));
+    assert_eq!(nothing.stderr, runner(&["--help"]).stdout);
     refused(&runner(&["fly"]), 2, &["'fly'"]);
     refused(&runner(&["help", "fly"]), 2, &["'fly'"]);
     refused(&with_model("run -m M --fast"), 2, &["'--fast'"]);

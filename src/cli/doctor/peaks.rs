@@ -14,6 +14,7 @@ use crate::cli::runner::peak::table;
 use crate::daemon::replace::replace;
 use crate::host::peaks::{self, MachineIdentity};
 use common::cpus;
+use common::machine_peaks::MachinePeak;
 use runner::peak::{self, Effort, MachinePeaks};
 
 /// Measures, prints, and keeps.
@@ -55,9 +56,28 @@ fn keep(machine: &MachinePeaks, identity: &MachineIdentity, all: &Value) -> anyh
         anyhow::bail!("this process may run on CPUs {measured} only, of {online} that are online");
     }
     let path = peaks::place().context("neither XDG_CACHE_HOME nor HOME is set to a directory")?;
+    if let Some(why) = lower(machine, &peaks::find(&mut |_| {})) {
+        anyhow::bail!("{why}; measure again when nothing else runs, or remove {} first", path.display());
+    }
     let bytes = serde_json::to_vec(all).context("cannot write the peaks as JSON")?;
     write(&path, &bytes).with_context(|| format!("cannot write {}", path.display()))?;
     Ok(format!("kept in {}: recordings on this machine now contain these peaks", path.display()))
+}
+
+/// A kept peak that is this many times the new one was not measured beside other work.
+const HIGHER: f64 = 1.1;
+
+/// Why the kept peaks are better than the new ones; `None`: they are not.
+fn lower(new: &MachinePeaks, kept: &[MachinePeak]) -> Option<String> {
+    kept.iter().find_map(|old| {
+        let cluster = new.clusters.iter().find(|c| c.name == old.cluster)?;
+        let now = cluster.peaks.iter().find(|p| p.threads as u64 == u64::from(old.threads))?.read;
+        let then = old.read as f64 / 1e3;
+        (then > HIGHER * now).then(|| {
+            let day = common::calendar::day(old.measured_s);
+            format!("those of {day} are higher: {then:.1} GB/s with {} threads, now {now:.1}", old.threads)
+        })
+    })
 }
 
 fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
@@ -96,5 +116,39 @@ impl Drop for Progress {
             // Return to the first column and clear the line.
             let _ = write!(io::stderr(), "\r\x1b[K");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use runner::peak::{ClusterPeaks, Peaks};
+
+    #[test]
+    fn higher_peaks_are_not_replaced() {
+        let with = |read| MachinePeaks {
+            isa: "avx2".into(),
+            clusters: vec![ClusterPeaks {
+                name: "all".into(),
+                cpus: vec![0, 1],
+                peaks: vec![Peaks { threads: 2, read, ..Peaks::default() }],
+            }],
+        };
+        let kept = |cluster: &str, threads| MachinePeak {
+            cluster: cluster.into(),
+            cpus: "0-1".into(),
+            threads,
+            measured_s: 1_764_000_000,
+            read: 40_000,
+            read_small_pages: None,
+            triad: None,
+            f32: None,
+            int8: None,
+            isa: "avx2".into(),
+        };
+        let why = lower(&with(20.0), &[kept("all", 2)]);
+        assert_eq!(why.as_deref(), Some("those of 2025-11-24 are higher: 40.0 GB/s with 2 threads, now 20.0"));
+        assert_eq!(lower(&with(38.0), &[kept("all", 2)]), None, "scatter");
+        assert_eq!(lower(&with(20.0), &[kept("all", 1), kept("slow", 2)]), None, "of other cores or threads");
     }
 }

@@ -65,14 +65,18 @@ fn crowded(r: &RuleInput<'_>, p: &PhaseFacts, share: f64) -> Option<Advice> {
     let who = out.who.as_deref();
     let mut actions = match who {
         Some(name) => vec![format!("stop {name}, or keep it off the engine's CPUs (taskset -acp CPUS PID)")],
-        None => {
-            vec!["find what keeps the other CPUs busy: top -H, then 1; stop it, or give it other CPUs".into()]
-        }
+        None => vec![
+            "bind each thread to a CPU: -C MASK --cpu-strict 1, or OMP_PROC_BIND=true".into(),
+            "or find what keeps the other CPUs busy: top -H, then 1; stop it, or give it other CPUs".into(),
+        ],
     };
     actions.push(format!("or leave it a CPU: -t {}", p.threads - 1));
     Some(Advice {
         rule: "cpu-contention",
-        title: format!("free the engine's CPUs of {}", who.unwrap_or("other programs")),
+        title: match who {
+            Some(name) => format!("free the engine's CPUs of {name}"),
+            None => "give each thread a CPU of its own: the kernel put them together".into(),
+        },
         actions,
         gain: uncrowded(r, p, out.cpus, p.threads),
         confidence: if who.is_some() { Confidence::Medium } else { Confidence::Low },

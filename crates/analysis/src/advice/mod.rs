@@ -122,7 +122,7 @@ fn consistent(all: &mut Vec<Advice>) {
         (_, true, _) | (_, _, true) => &["imbalance", "small-operators", "more-threads"],
         _ => &[],
     };
-    all.retain(|a| !explained.contains(&a.rule) && !(changing && a.rule == "oversubscribed"));
+    all.retain(|a| !(explained.contains(&a.rule) || changing && a.rule == "oversubscribed"));
 }
 
 #[cfg(test)]
