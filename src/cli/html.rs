@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::io::{self, BufWriter, IsTerminal, Write};
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
+use std::process::{self, ExitCode, Stdio};
 
 use anyhow::{Context, bail};
 
@@ -52,6 +52,7 @@ coloured by change.",
     exits: super::args::EXITS,
     examples: "\
 profinfer html run.pfi                                 everything, to run.html
+profinfer html run.pfi --open                          the same, and opens it in a browser
 profinfer html run.pfi --peak peak.json                with ops compared to the peaks of 'ggml-runner peak --json'
 profinfer html run.pfi -o part.html --tokens 10..19    ten calls of the engine, each with its timeline if they fit
 profinfer html old.pfi new.pfi                         both verdicts, what changed, and the graph coloured by change
@@ -71,6 +72,7 @@ const FLAGS: FlagGroup = FlagGroup {
         .short('o'),
         FORCE,
         MODE,
+        Flag::switch("open", "Open the page in a browser: $BROWSER, else the one of xdg-open"),
         Flag::value("tokens", "A..B", "Include only engine calls A to B; also A, A.. or ..B"),
         Flag::value(
             "pid",
@@ -146,6 +148,9 @@ fn run(args: &Args) -> anyhow::Result<ExitCode> {
             Usage::new("standard input can be used for one trace only: give a file for the other").into()
         );
     }
+    if args.flag("open") && output == Path::new("-") {
+        return Err(Usage::new("--open needs a file, not standard output").into());
+    }
     rules.check(&output)?;
     let page = match other {
         Some(other) => compared(file, other, &options)?,
@@ -164,8 +169,24 @@ fn run(args: &Args) -> anyhow::Result<ExitCode> {
             // Nothing can be done if even this fails.
             let _ = writeln!(io::stderr(), "profinfer: wrote {}", output.display());
         }
+        if args.flag("open") {
+            browse(&output)?;
+        }
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Starts a browser on the page, and does not wait for it.
+fn browse(page: &Path) -> anyhow::Result<()> {
+    let programs = std::env::var_os("BROWSER").into_iter().chain(["xdg-open".into(), "open".into()]);
+    for program in programs {
+        let mut command = process::Command::new(program);
+        command.arg(page).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        if command.spawn().is_ok() {
+            return Ok(());
+        }
+    }
+    bail!("no program to open {} with: set BROWSER to one, or install xdg-utils", page.display())
 }
 
 fn single(file: &Path, options: &PageOptions) -> anyhow::Result<Vec<u8>> {

@@ -59,7 +59,7 @@ fn traces_in(directory: &Path) -> Vec<PathBuf> {
         .filter(|e| Path::new(&e.file_name()).extension().is_some_and(|x| x == "pfi"))
         .filter_map(|e| Some((e.metadata().ok().filter(|m| m.is_file())?.modified().ok()?, e.file_name())))
         .collect();
-    found.sort_unstable_by(|a, b| b.cmp(a));
+    common::order::by(&mut found, |a, b| b.cmp(a));
     found.into_iter().map(|(_, name)| PathBuf::from(name)).collect()
 }
 

@@ -229,6 +229,17 @@ mod tests {
     use crate::host::wake;
 
     #[test]
+    fn children_are_listed_with_their_names() {
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().expect("started");
+        wake::until("it runs its program", || {
+            children(std::process::id()).contains(&(child.id(), "sleep".to_owned()))
+        });
+        child.kill().expect("killed");
+        child.wait().expect("waited");
+        assert!(children(std::process::id()).iter().all(|(pid, _)| *pid != child.id()));
+    }
+
+    #[test]
     fn a_held_command_runs_only_when_told() {
         let dir = tempfile::tempdir().expect("a directory");
         let mark = dir.path().join("mark");

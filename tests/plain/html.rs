@@ -467,6 +467,31 @@ fn timelines_stay_within_their_limit() {
 }
 
 #[test]
+fn a_page_is_opened_in_the_browser_that_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("run.pfi"), rich(3)).unwrap();
+    let (browser, seen) = (dir.path().join("browser"), dir.path().join("seen"));
+    std::fs::write(&browser, format!("#!/bin/sh\necho \"$1\" >{}\n", seen.display())).unwrap();
+    std::fs::set_permissions(&browser, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    let with = |browser: &std::path::Path| {
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_profinfer"));
+        command.current_dir(dir.path()).env("BROWSER", browser).env("PATH", "/nowhere");
+        command.args(["html", "--open", "--force", "run.pfi"]).output().unwrap()
+    };
+    let out = with(&browser);
+    assert!(out.status.success(), "{}", text(&out.stderr));
+    let said = || std::fs::read_to_string(&seen).is_ok_and(|said| said == "run.html\n");
+    crate::common::run::wait_until("the browser has the page's name", said);
+    let none = with(&dir.path().join("none"));
+    assert_eq!(none.status.code(), Some(1));
+    assert!(
+        text(&none.stderr).contains("no program to open run.html with: set BROWSER"),
+        "{}",
+        text(&none.stderr)
+    );
+}
+
+#[test]
 fn without_a_name_the_newest_trace_here_is_read() {
     let dir = tempfile::tempdir().unwrap();
     let here = |args: &[&str]| profinfer(dir.path(), args);

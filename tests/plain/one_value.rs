@@ -82,11 +82,14 @@ fn near(a: f64, b: f64) -> bool {
     (a - b).abs() <= 0.0051 + 1e-9 * a.abs()
 }
 
+/// `None`: the view does not show it of this recording.
+type ShownValue = fn(&Views) -> Option<f64>;
+
 /// A quantity: its value in the JSON of `report`, and in each view that shows it, if it does.
 struct Quantity {
     name: &'static str,
-    value: fn(&Views) -> Option<f64>,
-    shown: &'static [(&'static str, fn(&Views) -> Option<f64>)],
+    value: ShownValue,
+    shown: &'static [(&'static str, ShownValue)],
 }
 
 fn of_phase(v: &Views, phase: &str) -> Option<Value> {

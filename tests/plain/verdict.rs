@@ -178,17 +178,90 @@ fn a_quota_that_cuts_periods_short_is_named() {
 
 /// Thread 0 needs ten times as long in each op, nine tenths of it without a CPU.
 fn disturbed() -> Vec<u8> {
+    disturbed_by(900, 900)
+}
+
+/// `by` took the CPU each time, and `from` ran on it last.
+fn disturbed_by(by: u32, from: u32) -> Vec<u8> {
     let mut s = begin(Spec::default());
+    s.enc.task(77, "rcu_preempt").unwrap();
     for _ in 0..CALLS {
         let first = s.now + 3 * LEAD;
         let slow = |_, ith: u16| if ith == 0 { 10 * OP } else { OP };
         s.call(1, slow);
         for p in 0..POSITIONS {
-            s.enc.off_cpu(&preempted(0, start_of(first, p, |_| 10 * OP) + 1000, 9 * OP)).unwrap();
+            let away = preempted(0, start_of(first, p, |_| 10 * OP) + 1000, 9 * OP);
+            s.enc.off_cpu(&OffCpu { by, from, ..away }).unwrap();
         }
     }
     states(&mut s, |_, state| state);
     end(s)
+}
+
+/// It runs for microseconds, and nobody can stop it.
+#[test]
+fn a_kernel_thread_is_never_the_one_to_stop() {
+    let v = verdict(disturbed_by(77, 900));
+    assert!(v.advice[0].actions[0].starts_with("stop hog"), "{:?}", v.advice);
+    let v = verdict(disturbed_by(77, 77));
+    assert_eq!(rules(&v), Vec::<&str>::new());
+    let limit = v.limit.as_ref().unwrap();
+    assert_eq!(limit.text, "CPU contention: the kernel's own threads had the CPU");
+    assert!(v.no_advice.as_ref().is_some_and(|why| why.contains("record again")), "{:?}", v.no_advice);
+}
+
+#[test]
+fn time_between_calls_is_shown_and_looked_at() {
+    let with = |pause| {
+        let mut s = begin(Spec::default());
+        for _ in 0..CALLS {
+            s.call(1, even);
+            s.now += pause;
+        }
+        of(end(s))
+    };
+    let (quick, slow) = (with(0), with(POSITIONS as u64 * OP));
+    assert!(!rules(quick.verdict.as_ref().unwrap()).contains(&"between-calls"));
+    assert!(rules(slow.verdict.as_ref().unwrap()).contains(&"between-calls"));
+    assert!(text(&slow).contains("tok/s with the time between calls (50 %)"), "{}", text(&slow));
+    assert!(!text(&quick).contains("between calls"), "{}", text(&quick));
+}
+
+#[test]
+fn calls_from_changing_threads_are_told() {
+    let with = |changes: bool| {
+        let mut s = begin(Spec::default());
+        for i in 0..20 {
+            s.caller = if changes { 9000 + i } else { TID };
+            s.call(1, even);
+        }
+        verdict(end(s))
+    };
+    assert_eq!(rules(&with(true))[0], "changing-callers");
+    assert!(!rules(&with(false)).contains(&"changing-callers"));
+}
+
+/// Of a run that could be faster with more threads, both ceilings are named.
+#[test]
+fn the_ceiling_is_that_of_the_runs_threads() {
+    let with = |most: u64| {
+        let mut s = begin(Spec { threads: 1, ..Spec::default() });
+        for (threads, read) in [(1, 100), (2, most)] {
+            let p = Peaks { cluster: "all", cpus: "0-1", threads, read, isa: "avx2", ..Peaks::default() };
+            s.enc.peaks(&Peaks { measured_s: 1_764_000_000, ..p }).unwrap();
+        }
+        run(&mut s);
+        states(&mut s, |_, state| state);
+        of(end(s))
+    };
+    let r = with(180);
+    let v = r.verdict.as_ref().unwrap();
+    let (top, more) = (v.phases[0].ceiling.as_ref().unwrap(), v.phases[0].machine.as_ref().unwrap());
+    assert_eq!((top.threads, top.peak, more.threads, more.peak), (Some(1), 0.1, Some(2), 0.18));
+    assert_eq!(r.ceiling.as_ref().unwrap().peak.gb_per_s, top.peak, "of the tables of ops");
+    assert_eq!(rules(v), ["more-threads"]);
+    assert!(v.advice[0].title.contains("the ceiling with 2 is 1.80 times as high"), "{:?}", v.advice);
+    assert!(with(105).verdict.unwrap().phases[0].machine.is_none(), "scatter");
 }
 
 #[test]
@@ -237,7 +310,12 @@ fn threads_kept_off_a_cpu_they_may_use_are_told_from_too_many() {
     assert!(text(&r).contains(wanted), "{}", text(&r));
     // Nobody was seen there: nobody is named.
     let a = &with("0-1", together, false).verdict.unwrap().advice[0];
-    assert!(a.rule == "cpu-contention" && a.title.starts_with("give each thread a CPU") && a.actions[1].contains("find what keeps"), "{a:?}");
+    assert!(
+        a.rule == "cpu-contention"
+            && a.title.starts_with("give each thread a CPU")
+            && a.actions[1].contains("find what keeps"),
+        "{a:?}"
+    );
     // They may use no other, or used both, or where they ran is not known.
     assert_eq!(rules(&with("0", together, true).verdict.unwrap())[0], "oversubscribed");
     for cpu in [(|_, _, ith| Some(ith)) as fn(u64, usize, u16) -> Option<u16>, |_, _, _| None] {

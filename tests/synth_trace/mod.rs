@@ -177,6 +177,8 @@ pub struct Synth<W: Write> {
     pub cut: bool,
     /// CPU of a position on a thread of a graph.
     pub cpu: fn(u64, usize, u16) -> Option<u16>,
+    /// Kernel thread of thread index 0.
+    pub caller: u32,
     /// Backend of the following splits: its GUID and name.
     pub backend: ([u8; 16], &'static str),
     /// A device's split before each of these, of as many nodes as there are on the CPU: the time of it, ns.
@@ -235,6 +237,7 @@ impl<W: Output> Synth<W> {
             slices: 0,
             cut: false,
             cpu: |_, _, _| None,
+            caller: TID,
             backend,
             device: None,
             pid,
@@ -385,7 +388,8 @@ impl<W: Output> Synth<W> {
                 at += slot(p);
             }
             end = at;
-            let run = SliceRun { graph: seq, ith, tid: TID + u32::from(ith), plan, first: 0, barrier };
+            let tid = if ith == 0 { self.caller } else { TID + u32::from(ith) };
+            let run = SliceRun { graph: seq, ith, tid, plan, first: 0, barrier };
             self.enc.slices(&run, &self.buffer).unwrap();
             let cpus = self.buffer.iter().enumerate().map(|(p, s)| (s.start, (self.cpu)(seq, p, ith)));
             self.enc.op_cpus(run.tid, cpus).unwrap();

@@ -147,7 +147,10 @@ mod tests {
             isa: "avx2".into(),
         };
         let why = lower(&with(20.0), &[kept("all", 2)]);
-        assert_eq!(why.as_deref(), Some("those of 2025-11-24 are higher: 40.0 GB/s with 2 threads, now 20.0"));
+        assert_eq!(
+            why.as_deref(),
+            Some("those of 2025-11-24 are higher: 40.0 GB/s with 2 threads, now 20.0")
+        );
         assert_eq!(lower(&with(38.0), &[kept("all", 2)]), None, "scatter");
         assert_eq!(lower(&with(20.0), &[kept("all", 1), kept("slow", 2)]), None, "of other cores or threads");
     }

@@ -290,10 +290,7 @@ impl RecordArgs {
     /// # Errors
     /// Wrong usage, invalid BTF, or an unknown user.
     pub fn read(args: &Args) -> anyhow::Result<Self> {
-        let mut output = args.path("output")?.ok_or_else(|| args.missing("output"))?;
-        if !args.flag("output") && !args.flag("force") {
-            output = unused(output);
-        }
+        let output = output(args)?;
         let options = settings(args)?;
         let target = target(args)?;
         let (layers, logger) = super::gpu::sources(args, &target, options.capture.gpu)?;
@@ -311,10 +308,17 @@ impl RecordArgs {
     }
 }
 
-/// This name, or the first of `NAME.1.pfi`, `NAME.2.pfi` and so on that nobody uses.
-fn unused(name: PathBuf) -> PathBuf {
+/// The file to write: the given one, or the first of `profinfer.pfi`, `profinfer.1.pfi` and so on that does not exist.
+///
+/// # Errors
+/// An empty name.
+pub fn output(args: &Args) -> Result<PathBuf, Usage> {
+    let name = args.path("output")?.ok_or_else(|| args.missing("output"))?;
+    if args.flag("output") || args.flag("force") {
+        return Ok(name);
+    }
     let numbered = (1..10_000).map(|n| name.with_extension(format!("{n}.pfi")));
-    std::iter::once(name.clone()).chain(numbered).find(|name| !name.exists()).unwrap_or(name)
+    Ok(std::iter::once(name.clone()).chain(numbered).find(|name| !name.exists()).unwrap_or(name))
 }
 
 /// The choice made by [`FORCE`].

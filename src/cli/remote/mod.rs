@@ -98,7 +98,7 @@ impl Asked {
             place,
             program: args.path("remote-program")?,
             dir,
-            output: args.path("output")?.ok_or_else(|| args.missing("output"))?,
+            output: super::record::flags::output(args)?,
             rules: OutputRules::new(over, args.needed("mode", mode)?),
             quiet: args.flag("quiet"),
             line: line(args),

@@ -1,7 +1,7 @@
 //! Threads of one team take unequally long.
 
 use super::rule::{Advice, Confidence, RuleInput, pct};
-use crate::verdict::limit::is_op;
+use crate::verdict::limit::{LimitKind, is_op};
 
 /// Slowest thread over the mean, weighted by time; and the share of the time at barriers.
 const UNEVEN: f64 = 1.3;
@@ -9,6 +9,12 @@ const SHARE: f64 = 0.15;
 
 pub fn rule(r: &RuleInput<'_>) -> Option<Advice> {
     let p = r.main().filter(|p| p.threads > 1)?;
+    // While a thread has no CPU, or waits for storage, the others wait for it.
+    let behind =
+        [LimitKind::CpuContention, LimitKind::Oversubscription, LimitKind::Throttling, LimitKind::PageFaults];
+    if r.limit.is_some_and(|limit| behind.contains(&limit.kind)) {
+        return None;
+    }
     let waiting = p.bar?.barrier.filter(|share| *share >= SHARE)?;
     let ops: Vec<_> = p.ops.iter().filter(|o| is_op(o)).filter_map(|o| Some((o, o.imbalance?))).collect();
     let all: f64 = ops.iter().map(|(o, _)| o.total_ns as f64).sum();
