@@ -46,6 +46,19 @@ pub fn mode(text: &str) -> Result<u32, String> {
 /// Permissions as for any new file of the user: the umask decides.
 pub const SHARED: u32 = 0o666;
 
+/// The file to write: the given one, or the first of `profinfer.pfi`, `profinfer.1.pfi` and so on that does not exist.
+///
+/// # Errors
+/// An empty name.
+pub fn unused(args: &Args) -> Result<PathBuf, Usage> {
+    let name = args.path("output")?.ok_or_else(|| args.missing("output"))?;
+    if args.flag("output") || args.flag("force") {
+        return Ok(name);
+    }
+    let numbered = (1..10_000).map(|n| name.with_extension(format!("{n}.pfi")));
+    Ok(std::iter::once(name.clone()).chain(numbered).find(|name| !name.exists()).unwrap_or(name))
+}
+
 /// What to do with an existing file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Overwrite {

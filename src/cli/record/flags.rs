@@ -8,7 +8,7 @@ use super::caller::{AS_ROOT, Caller};
 use crate::capture::source::{BackendChoice, CaptureOptions, GpuDetail, Structure};
 use crate::cli::args::{Args, Argument, Choice, Command, Flag, FlagGroup, Usage};
 use crate::cli::conf;
-use crate::cli::output::{MODE, Overwrite, mode};
+use crate::cli::output::{self, MODE, Overwrite, mode};
 use crate::cli::values::{choice, parsed, size, time, whole};
 use crate::engine::probes::Site;
 use crate::engine::search::Launch;
@@ -290,7 +290,7 @@ impl RecordArgs {
     /// # Errors
     /// Wrong usage, invalid BTF, or an unknown user.
     pub fn read(args: &Args) -> anyhow::Result<Self> {
-        let output = output(args)?;
+        let output = output::unused(args)?;
         let options = settings(args)?;
         let target = target(args)?;
         let (layers, logger) = super::gpu::sources(args, &target, options.capture.gpu)?;
@@ -306,19 +306,6 @@ impl RecordArgs {
             options,
         })
     }
-}
-
-/// The file to write: the given one, or the first of `profinfer.pfi`, `profinfer.1.pfi` and so on that does not exist.
-///
-/// # Errors
-/// An empty name.
-pub fn output(args: &Args) -> Result<PathBuf, Usage> {
-    let name = args.path("output")?.ok_or_else(|| args.missing("output"))?;
-    if args.flag("output") || args.flag("force") {
-        return Ok(name);
-    }
-    let numbered = (1..10_000).map(|n| name.with_extension(format!("{n}.pfi")));
-    Ok(std::iter::once(name.clone()).chain(numbered).find(|name| !name.exists()).unwrap_or(name))
 }
 
 /// The choice made by [`FORCE`].

@@ -19,7 +19,7 @@ use self::program::Program;
 use self::script::{Recording, SILENCE, Scripts};
 use self::session::{Facts, Session};
 use super::args::{Args, Flag, FlagGroup, Usage};
-use super::output::{OutputFile, OutputName, OutputRules, Overwrite, mode};
+use super::output::{self, OutputFile, OutputName, OutputRules, Overwrite, mode};
 use render::table::clean;
 
 mod client;
@@ -98,7 +98,7 @@ impl Asked {
             place,
             program: args.path("remote-program")?,
             dir,
-            output: super::record::flags::output(args)?,
+            output: output::unused(args)?,
             rules: OutputRules::new(over, args.needed("mode", mode)?),
             quiet: args.flag("quiet"),
             line: line(args),
