@@ -1,7 +1,7 @@
 //! Whether the kernel's tracing is well. After an oops in it everybody who touches it waits for ever and cannot be
 //! killed. So a small process touches it first, and is given up if it does not come back.
 //!
-//! The process comes from a fork without an exec, as that of [`guard`]: it makes only system calls.
+//! The process comes from a fork without an exec, as that of `guard`: it makes only system calls.
 
 use std::ffi::{CStr, CString};
 use std::fs;
