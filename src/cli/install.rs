@@ -13,7 +13,7 @@ use anyhow::{Context, Result, bail};
 use super::args::{Args, Choices, Command, Flag, FlagGroup, Usage};
 use super::config;
 use super::values::one_of;
-use crate::host::privileges;
+use crate::host::{owner, privileges};
 use render::table::clean;
 
 pub const COMMAND: Command = Command {
@@ -209,7 +209,8 @@ fn install(place: &InstallRoot, init: &Init, program: &str) -> Result<()> {
     say(&format!("init system: {}", init.name))?;
     place.copy_of_this(program)?;
     let conf = config::built_in().replace(STATE, init.state).replace(RUN, init.run);
-    place.put(init.conf, conf.as_bytes(), 0o644, true)?;
+    // It may hold secrets: headers of `[otlp]`.
+    place.put(init.conf, conf.as_bytes(), 0o600, true)?;
     if let Some((path, text, runs)) = init.file {
         let mut text = PROGRAMS.iter().fold(text.to_owned(), |text, old| text.replace(old, program));
         if init.name == "openharmony" && place.is_here() {
@@ -328,7 +329,6 @@ impl InstallRoot {
 
     fn is_safe(&self, folder: &Path) -> Result<()> {
         let look = || format!("cannot access {}", folder.display());
-        let us = rustix::process::geteuid().as_raw();
         let link = fs::symlink_metadata(folder).with_context(look)?;
         if link.is_symlink() && *folder != self.root {
             let to = fs::read_link(folder).with_context(look)?;
@@ -341,10 +341,8 @@ impl InstallRoot {
         if !meta.is_dir() {
             bail!("{} is not a directory", folder.display());
         }
-        let strange = [&link, &meta].iter().any(|m| m.uid() != 0 && m.uid() != us);
-        // With the sticky bit, others can touch only their own files.
-        if strange || meta.mode() & 0o1002 == 0o002 {
-            bail!("{} can be changed by other users: refusing to install below it", folder.display());
+        if let Some(why) = [&link, &meta].into_iter().find_map(owner::changeable) {
+            bail!("{} can be changed by other users ({why}): refusing to install below it", folder.display());
         }
         Ok(())
     }

@@ -17,6 +17,7 @@ use crate::capture::source::BackendChoice;
 use crate::engine::elf::{ElfError, ElfFile, ElfMachine};
 use crate::engine::search::Launch;
 use crate::host::btf::Btf;
+use crate::host::owner;
 use analysis::accuracy::{self, AccuracyComparison};
 use analysis::agreement;
 use analysis::ground_truth::{self, GroundTruth};
@@ -281,11 +282,25 @@ fn run(args: &Args) -> anyhow::Result<ExitCode> {
 fn find(given: Option<PathBuf>, checks: &mut Checks) -> io::Result<Option<PathBuf>> {
     let beside = std::env::current_exe().ok().and_then(|me| Some(me.parent()?.join(RUNNER)));
     let beside = beside.filter(|p| p.is_file());
+    let checked = match (&given, &beside) {
+        (None, Some(path)) => trusted(path),
+        _ => Ok(()),
+    };
     let path = given.or(beside).unwrap_or_else(|| RUNNER.into());
-    let answer = version(&path);
+    let answer = checked.and_then(|()| version(&path));
     let found = answer.is_ok();
     checks.answer("runner", answer)?;
     Ok(found.then_some(path))
+}
+
+/// Whether a runner that was found, not given, may be run: this program may be in a directory of all users, as /tmp.
+fn trusted(path: &Path) -> Result<(), String> {
+    owner::only_ours(path).map_err(|why| {
+        format!(
+            "{} is not run: {why}; change that, or give it with --runner if it is the right one",
+            path.display()
+        )
+    })
 }
 
 /// A detail, or what is wrong, for people.
@@ -477,5 +492,23 @@ fn accurate(c: &AccuracyComparison) -> SelftestAnswer {
     match missed {
         Some((what, _, least)) => Err(format!("{all}; {what} should reach {} %", least * 100.0)),
         None => Ok(all),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    #[test]
+    fn a_runner_that_others_can_change_is_not_run() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let runner = dir.path().join(RUNNER);
+        fs::write(&runner, "x").expect("written");
+        assert_eq!(trusted(&runner), Ok(()));
+        fs::set_permissions(&runner, fs::Permissions::from_mode(0o666)).expect("its mode");
+        let said = trusted(&runner).expect_err("everybody can change it");
+        assert!(said.contains("is not run: other users can change") && said.contains("--runner"), "{said}");
     }
 }

@@ -19,6 +19,7 @@ pub mod maps;
 pub mod memory;
 pub mod namespaces;
 pub mod open;
+pub mod owner;
 pub mod pages;
 pub mod peaks;
 pub mod privileges;

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 
 use super::sha256;
+use crate::host::owner;
 
 /// A program to copy.
 pub struct Program {
@@ -25,10 +26,10 @@ const PROCESSORS: &[(&[&str], &str, u16)] =
     &[(&["aarch64", "arm64", "armv8l"], "aarch64", 183), (&["x86_64", "amd64"], "x86_64", 62)];
 
 impl Program {
-    /// The given file, or the one that `make dist` made for this processor.
+    /// The given file, or the one that `make dist` made for this processor, if nobody else can have put it there.
     ///
     /// # Errors
-    /// There is none for this processor, or the file is for another one.
+    /// There is none for this processor, the file is for another one, or other users can change it.
     pub fn find(machine: &str, given: Option<&Path>) -> Result<Program> {
         let processor = PROCESSORS.iter().find(|(names, ..)| names.contains(&machine));
         let Some((_, arch, number)) = processor else {
@@ -36,12 +37,15 @@ impl Program {
         };
         let path = match given {
             Some(path) => path.to_owned(),
-            None => own(arch).or_else(|| beside(arch)).with_context(|| {
-                format!(
-                    "no static profinfer for {arch} was found near this program: run `make dist`, which makes \
-                     dist/{arch}-unknown-linux-musl/profinfer, or give it with --remote-program"
-                )
-            })?,
+            None => match own(arch) {
+                Some(own) => own,
+                None => trusted(beside(arch).with_context(|| {
+                    format!(
+                        "no static profinfer for {arch} was found near this program: run `make dist`, which makes \
+                         dist/{arch}-unknown-linux-musl/profinfer, or give it with --remote-program"
+                    )
+                })?)?,
+            },
         };
         let bytes = read(&path).with_context(|| format!("cannot read {}", path.display()))?;
         match elf_machine(&bytes) {
@@ -83,6 +87,17 @@ fn in_dist(own: &Path, arch: &str) -> Option<PathBuf> {
     above.flat_map(|dir| [dir.join(&target), dir.join("dist").join(&target)]).find(|path| path.is_file())
 }
 
+/// A file that was found, not given: it will run on the other machine, perhaps as root.
+fn trusted(path: PathBuf) -> Result<PathBuf> {
+    match owner::only_ours(&path) {
+        Ok(()) => Ok(path),
+        Err(why) => bail!(
+            "{} is not copied: {why}; change that, or give the file with --remote-program if it is the right one",
+            path.display()
+        ),
+    }
+}
+
 /// `e_machine` of a little-endian ELF file.
 fn elf_machine(bytes: &[u8]) -> Option<u16> {
     // Magic, 64 bits, little-endian.
@@ -93,6 +108,8 @@ fn elf_machine(bytes: &[u8]) -> Option<u16> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
     use super::*;
 
     #[test]
@@ -111,6 +128,20 @@ mod tests {
         let x86 = dir.path().join("src/dist/x86_64-unknown-linux-musl/profinfer");
         assert_eq!(in_dist(&x86, "aarch64"), Some(arm));
         assert_eq!(in_dist(&x86, "riscv64"), None);
+    }
+
+    #[test]
+    fn a_program_that_others_can_change_is_not_taken() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let found = dir.path().join("aarch64-unknown-linux-musl/profinfer");
+        std::fs::create_dir(found.parent().expect("a parent")).expect("made");
+        std::fs::write(&found, "x").expect("written");
+        let look = || trusted(in_dist(&dir.path().join("mine/profinfer"), "aarch64").expect("there"));
+        assert_eq!(look().unwrap_or_else(|e| panic!("{e:#}")), found);
+        std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o777)).expect("its mode");
+        let said = format!("{:#}", look().expect_err("everybody can exchange it"));
+        let why = format!("is not copied: other users can change {}: its mode is 0777", dir.path().display());
+        assert!(said.contains(&why) && said.contains("--remote-program"), "{said}");
     }
 
     #[test]
