@@ -3,16 +3,16 @@
 # configuration and the .cfg, and runs its install command there. init reads the .cfg at the next boot.
 #
 # usage: install-hdc.sh [--dry-run] [--target KEY] [--conf FILE] [--reboot] [--uninstall] [BINARY]
-#   --dry-run     print what would be done; changes nothing on the board except a temporary file in /data/local/tmp
+#   --dry-run     print what would be done; changes nothing on the board except a temporary directory in /data/local/tmp
 #   --target KEY  the board, if there are several: see hdc list targets
-#   --conf FILE   use this configuration; the existing one is kept as profinfer.toml.old
+#   --conf FILE   use this configuration, readable by root alone; the existing one is kept as profinfer.toml.old
 #   --reboot      reboot the board when done
 #   BINARY        dist/aarch64-unknown-linux-musl/profinfer
 # Needs a development board, where hdc shell is root. HDC selects another hdc.
 set -eu
 
 usage() { sed -n '/^# usage/,/^set/{/^#/s/^# \{0,1\}//p;}' "$0"; }
-die() { echo "install-hdc.sh: $*" >&2; exit 1; }
+die() { printf 'install-hdc.sh: %s\n' "$*" >&2; exit 1; }
 misused() { echo "install-hdc.sh: $*" >&2; usage >&2; exit 2; }
 
 dry='' key='' conf='' reboot='' uninstall='' binary=''
@@ -55,10 +55,16 @@ targets=$("${HDC:-hdc}" list targets | tr -d '\r' | grep -v '^\[Empty\]$' || tru
 [ -n "$key" ] || [ "$(printf '%s\n' "$targets" | wc -l)" = 1 ] || die "several boards, select one with --target: $(printf %s "$targets" | tr "\n" " ")"
 [ "$(there 'id -u')" = 0 ] || die "hdc shell is not root on this board: a development board is needed (hdc smode)"
 
-dir=/data/local/tmp
-trap 'there "rm -f $dir/profinfer.new $dir/profinfer.toml.new" || true' EXIT
-copy "$binary" "$dir/profinfer.new"
-there "chmod 700 $dir/profinfer.new && $dir/profinfer.new --version" || die "$binary does not run on the board: name a BINARY for its processor"
+# A name that nobody there can have taken before.
+dir=/data/local/tmp/profinfer.$(od -An -N8 -tx1 /dev/urandom | tr -d ' \n')
+there "umask 077; mkdir $dir" || die "cannot create $dir on the board: is /data writable? (hdc shell mount -o rw,remount /data)"
+trap 'there "rm -rf $dir" || true' EXIT
+# Runs a command in the directory. The user shell can put another directory at its place, but none that is root's.
+inside() { # command
+    there "cd $dir && [ -O . ] && case \$(ls -ld .) in drwx------*) ;; *) false ;; esac || { echo $dir: no longer the directory that was made; false; } && { $1; }"
+}
+copy "$binary" "$dir/profinfer"
+inside "chmod 700 profinfer && ./profinfer --version" || die "$binary does not run on the board: name a BINARY for its processor"
 if [ -z "$dry" ]; then
     # Boards differ in which of the two ways works; creating a file shows whether one did.
     board target mount >/dev/null || true
@@ -66,11 +72,12 @@ if [ -z "$dry" ]; then
         die "/system stays read-only: run hdc target mount and try again; dm-verity must be disabled"
 fi
 if [ -n "$conf" ] && [ -z "$dry" ]; then
-    copy "$conf" "$dir/profinfer.toml.new"
-    there "mkdir -p /system/etc/profinfer && cd /system/etc/profinfer && { [ ! -f profinfer.toml ] || mv -f profinfer.toml profinfer.toml.old; } && cp $dir/profinfer.toml.new profinfer.toml && chmod 644 profinfer.toml" ||
+    copy "$conf" "$dir/profinfer.toml"
+    to=/system/etc/profinfer/profinfer.toml
+    inside "mkdir -p ${to%/*} && { [ ! -f $to ] || mv -f $to $to.old; } && umask 077 && cp profinfer.toml $to && chmod 600 $to" ||
         die "the configuration could not be installed"
 fi
-there "$dir/profinfer.new install --init openharmony $dry $uninstall" || die "profinfer install failed on the board: see above"
+inside "./profinfer install --init openharmony $dry $uninstall" || die "profinfer install failed on the board: see above"
 [ -z "$dry" ] || exit 0
 if [ -n "$reboot" ]; then
     board shell reboot >/dev/null || true

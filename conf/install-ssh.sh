@@ -7,14 +7,17 @@
 #   --dry-run     print what would be done; only copies the binary and removes it again
 #   --init NAME   systemd, sysv, procd or none, if the machine's init system cannot be detected
 #   --prefix DIR  install the program in DIR/bin (/usr/local)
-#   --conf FILE   use this configuration; the existing one is kept as profinfer.toml.old
+#   --conf FILE   use this configuration, readable by root alone; the existing one is kept as profinfer.toml.old
 #   --no-start    do not start the service
 #   BINARY        dist/aarch64-unknown-linux-musl/profinfer, or another for the machine's processor
 # Needs root there: log in as root, or as a user with sudo without a password. SSH and SCP select other programs.
 set -eu
+# Ranges of letters below are those of ASCII.
+LC_ALL=C
+export LC_ALL
 
 usage() { sed -n '/^# usage/,/^set/{/^#/s/^# \{0,1\}//p;}' "$0"; }
-die() { echo "install-ssh.sh: $*" >&2; exit 1; }
+die() { printf 'install-ssh.sh: %s\n' "$*" >&2; exit 1; }
 misused() { echo "install-ssh.sh: $*" >&2; usage >&2; exit 2; }
 
 dry='' init='' prefix='' conf='' start=yes uninstall='' host='' binary=''
@@ -47,9 +50,12 @@ there() { "${SSH:-ssh}" "$host" "$1"; }
 copy() { "${SCP:-scp}" -q "$1" "$host:$2" || die "$1 could not be copied to $host:$2"; }
 
 dir=$(there 'umask 077; mktemp -d /tmp/profinfer.XXXXXX') || die "$host: cannot log in, or no space in /tmp"
-case $dir in /tmp/profinfer.??????) ;; *) die "$host returned '$dir' instead of a directory name" ;; esac
-# shellcheck disable=SC2064
-trap "there 'rm -rf $dir'" EXIT
+# It becomes part of commands, here and there.
+case $dir in
+/tmp/profinfer.[A-Za-z0-9][A-Za-z0-9][A-Za-z0-9][A-Za-z0-9][A-Za-z0-9][A-Za-z0-9]) ;;
+*) die "$host returned '$dir' instead of a directory name" ;;
+esac
+trap 'there "rm -rf $dir"' EXIT
 copy "$binary" "$dir/profinfer"
 there "chmod 700 $dir/profinfer && $dir/profinfer --version" ||
     die "$binary does not run on $host ($(there 'uname -m' || true)): name a BINARY for its processor"
@@ -57,7 +63,7 @@ as_root=$(there 'id -u')
 if [ "$as_root" = 0 ]; then as_root=; else as_root='sudo -n'; fi
 if [ -n "$conf" ] && [ -z "$dry" ]; then
     copy "$conf" "$dir/profinfer.toml"
-    there "$as_root sh -c 'set -e; mkdir -p /etc/profinfer; cd /etc/profinfer; [ ! -f profinfer.toml ] || mv -f profinfer.toml profinfer.toml.old; cp $dir/profinfer.toml profinfer.toml; chmod 0644 profinfer.toml'" ||
+    there "$as_root sh -c 'set -e; mkdir -p /etc/profinfer; cd /etc/profinfer; [ ! -f profinfer.toml ] || mv -f profinfer.toml profinfer.toml.old; umask 077; cp $dir/profinfer.toml profinfer.toml; chmod 0600 profinfer.toml'" ||
         die "the configuration could not be installed on $host"
 fi
 there "$as_root $dir/profinfer install $dry $uninstall ${init:+--init $init} ${prefix:+--prefix $prefix}" ||

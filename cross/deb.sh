@@ -90,7 +90,8 @@ package() { # target
     done
     install -D -m 644 "$root/conf/systemd/profinfer.service" "$tree/usr/lib/systemd/system/profinfer.service"
     install -D -m 755 "$root/conf/sysv/profinfer" "$tree/etc/init.d/profinfer"
-    install -D -m 644 "$root/conf/profinfer.toml" "$tree/etc/profinfer/profinfer.toml"
+    # It may hold secrets: headers of [otlp].
+    install -D -m 600 "$root/conf/profinfer.toml" "$tree/etc/profinfer/profinfer.toml"
     install -d "$tree/usr/share/doc/profinfer" "$tree/DEBIAN"
     install -m 644 "$root"/docs/{SERVICE,CONFIG}.md "$tree/usr/share/doc/profinfer/"
     pages "$1"

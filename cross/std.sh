@@ -98,7 +98,7 @@ by_debian() {
         mkdir -p "$home_of_rust"
         new=$(mktemp -d "$home_of_rust/new.XXXXXX")
         # shellcheck disable=SC2064
-        trap "rm -rf '$new'" EXIT
+        trap "rm -rf $(printf %q "$new")" EXIT
         unpack_rust "$new"
         build_std "$new"
         mv -T "$new" "$home"

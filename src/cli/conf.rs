@@ -7,7 +7,7 @@
 use std::ffi::{OsStr, OsString};
 use std::fs::OpenOptions;
 use std::io::Read;
-use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
@@ -40,6 +40,8 @@ const LARGEST: u64 = 1 << 20;
 pub struct File {
     /// Its name in messages.
     pub name: String,
+    /// Users other than its owner and its group can read it.
+    pub open: bool,
     /// Above all headings.
     pub record: Vec<Given>,
     /// Of `[service]`, `[metrics]` and `[otlp]`.
@@ -117,8 +119,9 @@ fn set(environ: &Environ, name: &str) -> Option<OsString> {
 /// # Errors
 /// It cannot be read as text.
 pub fn file(path: &Path) -> Result<(File, Faults)> {
-    let (file, faults) = read(&text(path)?);
-    Ok((File { name: path.display().to_string(), ..file }, faults))
+    let (text, open) = text(path)?;
+    let (file, faults) = read(&text);
+    Ok((File { name: path.display().to_string(), open, ..file }, faults))
 }
 
 /// The values of a text.
@@ -147,16 +150,17 @@ fn known_only(table: &mut TomlTable, why: fn(&str) -> Option<&'static str>, faul
     });
 }
 
-/// Reads a file as text.
+/// Reads a file as text; also returns whether users other than its owner and its group can read it.
 ///
 /// # Errors
 /// It cannot be opened, is not a file, is too large, or is not UTF-8.
-pub fn text(path: &Path) -> Result<String> {
+fn text(path: &Path) -> Result<(String, bool)> {
     let cannot = || format!("cannot read {}", path.display());
     // Do not block on a pipe without a writer.
     let mut how = OpenOptions::new();
     let file = how.read(true).custom_flags(libc::O_NONBLOCK).open(path).with_context(cannot)?;
-    let kind = file.metadata().with_context(cannot)?.file_type();
+    let found = file.metadata().with_context(cannot)?;
+    let kind = found.file_type();
     if kind.is_dir() || kind.is_fifo() || kind.is_socket() || kind.is_block_device() {
         let what = if kind.is_dir() { "a directory" } else { "not a regular file" };
         bail!("cannot read {}: it is {what}; give a file in TOML", path.display());
@@ -166,11 +170,12 @@ pub fn text(path: &Path) -> Result<String> {
     if bytes.len() as u64 > LARGEST {
         bail!("cannot read {}: it is larger than 1 MiB, the limit for a configuration", path.display());
     }
-    String::from_utf8(bytes).map_err(|e| {
+    let text = String::from_utf8(bytes).map_err(|e| {
         let before = e.as_bytes().iter().take(e.utf8_error().valid_up_to());
         let line = before.filter(|b| **b == b'\n').count() + 1;
-        Usage::new(format!("{}:{line}: not valid UTF-8", path.display())).into()
-    })
+        Usage::new(format!("{}:{line}: not valid UTF-8", path.display()))
+    })?;
+    Ok((text, found.permissions().mode() & 0o004 != 0))
 }
 
 /// The values of a table whose keys are flags of `command`.

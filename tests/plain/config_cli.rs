@@ -2,6 +2,7 @@
 
 use std::ffi::CString;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
@@ -267,6 +268,21 @@ fn a_quota_smaller_than_one_file_is_told_and_no_error() {
     let name = file(&dir, "a.toml", b"[service]\nquota = \"8MiB\"\n");
     let told = "profinfer: warning: a.toml:2: quota is smaller than one file: file-size is reduced to 4MiB\n";
     assert_eq!(refused(&["config", "--check", &name], &[], dir.path()), (Some(0), told.to_owned()));
+}
+
+#[test]
+fn headers_that_all_can_read_are_told_and_no_error() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let name =
+        file(&dir, "a.toml", b"[otlp]\nendpoint = \"http://[::1]:4318\"\nheaders = [\"key=secret\"]\n");
+    let mode = |mode| std::fs::set_permissions(&name, PermissionsExt::from_mode(mode)).expect("its mode");
+    let check = || refused(&["config", "--check", &name], &[], dir.path());
+    mode(0o644);
+    let told = "profinfer: warning: a.toml:3: all users of this machine can read the file, and headers can be secret: \
+                chmod 600\n";
+    assert_eq!(check(), (Some(0), told.to_owned()));
+    mode(0o600);
+    assert_eq!(check(), (Some(0), String::new()));
 }
 
 #[test]

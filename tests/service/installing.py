@@ -56,7 +56,7 @@ class Install(Test):
             files = tree(self.root)
             self.assertEqual(set(files), {f"{prefix}/bin/profinfer", conf} | ({file} if file else set()))
             self.assertEqual(files[f"{prefix}/bin/profinfer"], (0o755, PROFINFER.read_bytes()))
-            self.assertEqual(files[conf][0], 0o644)
+            self.assertEqual(files[conf][0], 0o600)
             if file:
                 mode, content = files[file]
                 self.assertEqual(mode, 0o755 if "init.d" in file else 0o644)
@@ -242,13 +242,14 @@ class InitScript(Test):
 FAKE_SSH = r"""#!/bin/sh
 echo "ssh $1: $2" >>"$LOG"
 case $2 in
-*mktemp*) mktemp -d /tmp/profinfer.XXXXXX ;;
+*mktemp*) if [ -n "${ANSWER:-}" ]; then printf '%s\n' "$ANSWER"; else mktemp -d /tmp/profinfer.XXXXXX; fi ;;
 *--version) [ -z "${NO_RUN:-}" ] && echo profinfer 0.1.0 ;;
 'id -u') echo "${FAKE_UID:-0}" ;;
 'uname -m') echo riscv64 ;;
 'test -d /run/systemd/system') [ "${INIT:-systemd}" = systemd ] ;;
 'test -x /etc/init.d/profinfer') [ "${INIT:-systemd}" = sysv ] ;;
-'rm -rf /tmp/profinfer.'??????) sh -c "$2" ;;
+'rm -rf /tmp/profinfer.'[a-zA-Z0-9]*) sh -c "$2" ;;
+'rm -rf '*) echo 'touch "$LOG.ran"' ;;
 *profinfer\ install*) [ -z "${NO_INSTALL:-}" ] ;;
 esac
 """
@@ -259,7 +260,7 @@ echo "hdc $*" >>"$LOG"
 case "$1 $2" in
 'list targets') printf "${TARGETS:-board}\r\n" ;;
 'shell id -u'*) printf "${FAKE_UID:-0}\r\ncode=0\r\n" ;;
-'shell chmod'*--version*) [ -z "${NO_RUN:-}" ] && printf 'profinfer 0.1.0\r\ncode=0\r\n' || printf 'code=126\r\n' ;;
+'shell cd'*--version*) [ -z "${NO_RUN:-}" ] && printf 'profinfer 0.1.0\r\ncode=0\r\n' || printf 'code=126\r\n' ;;
 'shell '*touch*) printf "code=${READ_ONLY:-0}\r\n" ;;
 'shell test -f'*) printf "code=${NO_FILE:-0}\r\n" ;;
 'shell '*) printf 'code=0\r\n' ;;
@@ -279,11 +280,11 @@ class Remote(Test):
         for name, text in [("ssh", FAKE_SSH), ("scp", FAKE_SCP), ("hdc", FAKE_HDC)]:
             self.script(name, text)
 
-    def play(self, script, *arguments, code=0, **env):
+    def play(self, script, *arguments, code=0, shell="sh", **env):
         """Output of a script, and the commands it ran."""
         self.log.write_text("")
         env = {**os.environ, "PATH": f"{self.dir}:{os.environ['PATH']}", "LOG": str(self.log), **env}
-        said = self.run_it("sh", CONF / script, *arguments, code=code, env=env)
+        said = self.run_it(shell, CONF / script, *arguments, code=code, env=env)
         return said, self.log.read_text()
 
     def ssh(self, *arguments, **options):
@@ -307,6 +308,20 @@ class Remote(Test):
             self.assertTrue(found, f"{part} after line {at} of:\n{asked}")
             at = found[0]
         self.assertFalse(Path(place).exists())
+
+    def test_a_board_cannot_name_what_runs_here(self):
+        for shell in filter(shutil.which, ("dash", "bash", "mksh")):
+            for six in ["'|sh;'", "';id;'", "';./*'", "a b;id", "$(id)", "abcde", "abcdefg", "abcdeé", "abcde\n", "../../"]:
+                said, asked = self.ssh("--dry-run", "board", self.binary, code=1, shell=shell, ANSWER=f"/tmp/profinfer.{six}")
+                self.assertIn("instead of a directory name", said)
+                self.assertEqual(len(asked.splitlines()), 1, asked)
+                self.assertFalse(Path(f"{self.log}.ran").exists(), f"{shell}: {six}")
+
+    def test_a_configuration_is_for_root_alone(self):
+        _, asked = self.ssh("--conf", self.conf, "board", self.binary)
+        self.assertRegex(asked, "umask 077; cp [^;]* profinfer.toml; chmod 0600 profinfer.toml")
+        _, asked = self.hdc("--conf", self.conf, self.binary)
+        self.assertRegex(asked, "umask 077 && cp profinfer.toml /system/[^ ]* && chmod 600 /system/")
 
     def test_ssh_passes_on_what_is_asked(self):
         _, asked = self.ssh("--init", "sysv", "--prefix", "/opt/p", "board", self.binary, INIT="sysv")
@@ -347,9 +362,12 @@ class Remote(Test):
         said, asked = self.hdc("--conf", self.conf, "--target", "k1", "--reboot", self.binary)
         lines = asked.splitlines()
         self.assertTrue(all(line.startswith("hdc -t k1 ") for line in lines if "list targets" not in line), asked)
+        place = asked.split("mkdir ")[1].split(";")[0]
+        self.assertRegex(place, "^/data/local/tmp/profinfer[.][0-9a-f]{16}$")
         order = [
-            "list targets", "id -u", f"file send {self.binary} /data/local/tmp/profinfer.new", "--version", "target mount", "remount",
-            f"file send {self.conf}", "profinfer.toml.old", "install --init openharmony", "shell reboot", "shell rm -f /data/local/tmp",
+            "list targets", "id -u", f"umask 077; mkdir {place}", f"file send {self.binary} {place}/profinfer", "--version",
+            "target mount", "remount", f"file send {self.conf} {place}/profinfer.toml", "mv -f", "install --init openharmony",
+            "shell reboot", f"shell rm -rf {place}",
         ]  # fmt: skip
         at = -1
         for part in order:
@@ -357,6 +375,34 @@ class Remote(Test):
             self.assertTrue(found, f"{part} after line {at} of:\n{asked}")
             at = found[0]
         self.assertIn("the board boots", said)
+
+    def test_hdc_runs_nothing_from_a_directory_of_others(self):
+        _, asked = self.hdc(self.binary)
+        ran = [line.split(" shell ", 1)[1] for line in asked.splitlines() if "./profinfer" in line]
+        self.assertEqual(len(ran), 2, asked)
+        place = asked.split("mkdir ")[1].split(";")[0]
+        here, other = self.dir / "here", self.dir / "other"
+        other.mkdir(mode=0o755)
+        other.chmod(0o1777)
+        self.script("other/profinfer", "#!/bin/sh\necho runs\n")
+
+        def exchanged():
+            for command in ran:
+                said = self.run_it("sh", "-c", command.replace(place, str(here)))
+                self.assertRegex(said, "no longer the directory that was made\ncode=1\n$")
+                self.assertNotIn("runs", said)
+
+        here.symlink_to(other)
+        exchanged()
+        here.unlink()
+        other.rename(here)
+        exchanged()
+        here.chmod(0o700)
+        for command in ran:
+            self.assertEqual(self.run_it("sh", "-c", command.replace(place, str(here))), "runs\ncode=0\n")
+        if os.geteuid() == 0:
+            os.chown(here, 2000, 2000)
+            exchanged()
 
     def test_hdc_dry_run_leaves_the_system_alone(self):
         said, asked = self.hdc("--dry-run", "--conf", self.conf, self.binary)
@@ -416,7 +462,7 @@ class Debian(Test):
             ("-rwxr-xr-x root/root", "./usr/bin/profinfer"),
             *(("-rw-r--r-- root/root", f"./usr/lib/profinfer/{file.name}") for file in LAYERS),
             ("-rw-r--r-- root/root", "./usr/lib/systemd/system/profinfer.service"),
-            ("-rw-r--r-- root/root", "./etc/profinfer/profinfer.toml"),
+            ("-rw------- root/root", "./etc/profinfer/profinfer.toml"),
             ("-rwxr-xr-x root/root", "./etc/init.d/profinfer"),
             ("-rw-r--r-- root/root", "./usr/share/doc/profinfer/copyright"),
         ]:

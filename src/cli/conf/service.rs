@@ -13,7 +13,7 @@ use self::values::{
 };
 use super::toml::TomlTable;
 use super::{FLAG, Faults, File, known_only, settings as keys};
-use crate::cli::args::{Args, Command, Flag, FlagGroup, Given, Usage};
+use crate::cli::args::{Args, Command, Flag, FlagGroup, Given, Usage, ValueOrigin};
 use crate::cli::record::flags::{self, COMMAND as RECORD, HOW};
 use crate::cli::record::{budget, gpu, inner, outer, pmc, sensors};
 use crate::cli::values::{amount, percent, span};
@@ -383,6 +383,8 @@ pub(super) fn not_of_record(key: &str) -> Option<&'static str> {
 pub struct ServiceArgs {
     pub service: Args,
     pub rules: Vec<RuleArgs>,
+    /// Others can read the file.
+    open: bool,
 }
 
 /// The values of a rule.
@@ -395,7 +397,7 @@ pub struct RuleArgs {
 impl ServiceArgs {
     /// Puts the file below the stronger layers, which have [`GROUPS`].
     pub fn new(upper: &Args, file: File) -> Self {
-        let File { name, record, service, rules, .. } = file;
+        let File { name, open, record, service, rules, .. } = file;
         let (above, below) = (shared(upper.all()), shared(&record));
         let layer = |(line, given): (usize, Vec<Given>)| {
             let mut args = Args::none(&RULE);
@@ -410,7 +412,7 @@ impl ServiceArgs {
         let mut all = upper.clone();
         all.below(service);
         all.set_file(name);
-        Self { service: all, rules }
+        Self { service: all, rules, open }
     }
 
     /// The settings, and the mistakes in them; the settings are valid only without mistakes.
@@ -465,6 +467,11 @@ impl ServiceArgs {
             let what = "quota is too small for two files per rule (the full one and the next): recording pauses when \
              there is no room";
             warnings.push(format!("{}{what}", self.service.place(&["quota", "file-size"])));
+        }
+        let headers = self.service.given("otlp-headers");
+        if self.open && headers.is_some_and(|given| matches!(given.from, ValueOrigin::Line(_))) {
+            let what = "all users of this machine can read the file, and headers can be secret: chmod 600";
+            warnings.push(format!("{}{what}", self.service.place(&["otlp-headers"])));
         }
         warnings
     }

@@ -1,6 +1,7 @@
 //! Tests of the service's settings from file, environment and command line.
 
 use std::ffi::OsString;
+use std::os::unix::fs::PermissionsExt;
 use std::time::Duration;
 
 use super::super::read;
@@ -231,6 +232,33 @@ fn a_quota_smaller_than_one_file_lowers_the_file_size() {
     assert_eq!(of("[service]\nquota = \"64MiB\"\n").file_size, 64 << 20);
     let told = wrong(&format!("[service]\nquota = \"2MiB\"\n{ring}"));
     assert!(told.len() == 1 && told[0].contains("a ring is written to one file"), "{told:?}");
+}
+
+#[test]
+fn headers_in_a_file_that_all_can_read_are_a_warning() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = dir.path().join("a.toml");
+    std::fs::write(&path, "[otlp]\nendpoint = \"http://a:4318\"\nheaders = [\"key=secret\"]\n")
+        .expect("written");
+    let warnings = |mode, environ: &[(&str, &str)]| {
+        let mode = std::fs::Permissions::from_mode(mode);
+        std::fs::set_permissions(&path, mode).expect("its mode");
+        let environ = |name: &str| environ.iter().find(|(n, _)| *n == name).map(|(_, v)| OsString::from(v));
+        let (args, _) = super::super::with_environment(&Args::none(&SERVE), &environ);
+        let (file, _) = super::super::file(&path).expect("there");
+        ServiceArgs::new(&args, file).values(&mut Vec::new()).warnings
+    };
+    let said = warnings(0o644, &[]);
+    let [warning] = said.as_slice() else { panic!("{said:?}") };
+    assert!(warning.contains("a.toml:3: all users of this machine can read the file"), "{warning}");
+    assert!(warning.contains("chmod 600") && !warning.contains("secret\""), "{warning}");
+    assert_eq!(warnings(0o600, &[]), [""; 0]);
+    assert_eq!(warnings(0o640, &[]), [""; 0], "a group of the administrator's choice");
+    assert_eq!(
+        warnings(0o644, &[("PROFINFER_OTLP_HEADERS", "key=other")]),
+        [""; 0],
+        "they are not the file's"
+    );
 }
 
 #[test]
