@@ -7,8 +7,8 @@ log() {
     for word; do
         case $word in
         *setsid*guard* | *'while read'*) word=HOLD ;;
-        *'kill -USR1 "$(cat'*) word=BEAT ;;
-        *'kill -TERM "$(cat'*) word=END ;;
+        *'kill -USR1 "$g"'*) word=BEAT ;;
+        *'kill -TERM "$g"'*) word=END ;;
         *' record --while-exists=x '*) word=CHECK ;;
         *' record --while-exists='*) word=RECORD ;;
         *'sha256sum <"$run/new"'*) word=ADOPT ;;

@@ -2,46 +2,69 @@
 
 use std::env;
 use std::ffi::{OsStr, OsString};
-use std::io;
+use std::io::{self, Read};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Command, ExitStatus, Stdio};
 
 use anyhow::{Context, Result, bail};
 
 use super::place::Place;
 use super::quote::quote;
+use super::temporary::Temporary;
 
 /// Where everything is on Android and OpenHarmony: the only place to both write and run files.
 pub const DEVICE_DIR: &str = "/data/local/tmp";
+
+/// The user `shell` of a device; those below are its system's own (Android's android_filesystem_config.h).
+pub const SHELL: u32 = 2000;
 
 /// A client for one machine.
 pub struct Client {
     place: Place,
     program: OsString,
-    /// Socket of the connection that all sessions share (ssh).
-    shared: PathBuf,
+    /// Where the socket of the connection is that all sessions share (ssh). Whoever reaches the socket has the connection,
+    /// and clients do not ask whose it is.
+    shared: Option<Temporary>,
 }
 
-/// Longest path of a socket, with the suffix that ssh adds until the socket is ready (unix(7): 108 bytes, on some
-/// systems 104).
-const LONGEST_SOCKET: usize = 80;
+/// Its name there.
+const SOCKET: &str = "s";
+/// Longest path of its directory: a socket's has 108 bytes (unix(7)), on some systems 104, with the suffix that ssh adds
+/// until the socket is ready.
+const LONGEST: usize = 80;
+/// Most that is kept of what a client prints, bytes.
+pub const MOST: u64 = 1 << 20;
 
 impl Client {
     /// For this machine; `id` names the session.
-    pub fn new(place: Place, id: &str) -> Client {
+    ///
+    /// # Errors
+    /// No directory for the socket.
+    pub fn new(place: Place, id: &str) -> Result<Client> {
         let (variable, name) = match place {
             Place::Ssh { .. } => ("SSH", "ssh"),
             Place::Adb(_) => ("ADB", "adb"),
             Place::Hdc(_) => ("HDC", "hdc"),
         };
         let program = env::var_os(variable).filter(|p| !p.is_empty()).unwrap_or_else(|| name.into());
-        let socket = |dir: PathBuf| dir.join(format!("profinfer-{id}"));
-        let own = env::var_os("XDG_RUNTIME_DIR").map_or_else(env::temp_dir, PathBuf::from);
-        let shared =
-            Some(socket(own)).filter(|path| path.is_absolute() && path.as_os_str().len() <= LONGEST_SOCKET);
-        Client { place, program, shared: shared.unwrap_or_else(|| socket("/tmp".into())) }
+        let shared = match place {
+            Place::Ssh { .. } => {
+                let own = env::var_os("XDG_RUNTIME_DIR").filter(|dir| !dir.is_empty()).map(PathBuf::from);
+                let within: Vec<PathBuf> = own.into_iter().chain([env::temp_dir(), "/tmp".into()]).collect();
+                Some(Temporary::new(&within, id, LONGEST)?)
+            }
+            _ => None,
+        };
+        Ok(Client { place, program, shared })
+    }
+
+    /// Adds the socket to a command of ssh.
+    fn share(&self, command: &mut Command) {
+        if let Some(dir) = &self.shared {
+            command.arg("-S").arg(dir.path().join(SOCKET));
+        }
     }
 
     pub fn place(&self) -> &Place {
@@ -70,8 +93,7 @@ impl Client {
             }
             Place::Hdc(named) => (named, &["list", "targets"], "connect one, or `hdc tconn HOST:PORT`"),
         };
-        let out = self.plain(list).stdin(Stdio::null()).output().with_context(|| self.missing())?;
-        let said = String::from_utf8_lossy(&out.stdout).into_owned();
+        let (_, said) = printed(&mut self.plain(list)).with_context(|| self.missing())?;
         let all: Vec<(String, String)> = match self.place {
             Place::Adb(_) => said.lines().skip(1).filter_map(adb_device).collect(),
             _ => said.lines().filter_map(hdc_target).collect(),
@@ -124,8 +146,8 @@ impl Client {
     /// The first session, which all others share; it may ask for a password on the terminal.
     pub fn first(&self, script: &str) -> Command {
         let Place::Ssh { .. } = self.place else { return self.session(script.as_bytes()) };
-        let mut command = self.plain(&["-T", "-e", "none", "-M", "-S"]);
-        command.arg(&self.shared);
+        let mut command = self.plain(&["-T", "-e", "none", "-M"]);
+        self.share(&mut command);
         for option in [
             "ControlPersist=no",
             "ConnectTimeout=15",
@@ -144,9 +166,10 @@ impl Client {
     pub fn session(&self, script: &[u8]) -> Command {
         let mut command = match &self.place {
             Place::Ssh { .. } => {
-                let mut command = self.plain(&["-T", "-e", "none", "-S"]);
+                let mut command = self.plain(&["-T", "-e", "none"]);
+                self.share(&mut command);
                 // The shared connection needs no password; without it, none could be asked for.
-                command.arg(&self.shared).args(["-o", "ControlMaster=no", "-o", "BatchMode=yes"]);
+                command.args(["-o", "ControlMaster=no", "-o", "BatchMode=yes"]);
                 self.destination(&mut command, script);
                 command
             }
@@ -227,6 +250,25 @@ impl Client {
     }
 }
 
+/// Runs a client to its end without standard input, and returns what it prints. One that prints more than [`MOST`] is
+/// ended.
+///
+/// # Errors
+/// It cannot be started, or its output cannot be read.
+pub fn printed(command: &mut Command) -> io::Result<(ExitStatus, String)> {
+    let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn()?;
+    let mut text = Vec::new();
+    let read = match child.stdout.take() {
+        Some(out) => out.take(MOST).read_to_end(&mut text).map(|bytes| bytes as u64 == MOST),
+        None => Ok(true),
+    };
+    if !matches!(read, Ok(false)) {
+        let _ = child.kill();
+    }
+    let status = child.wait()?;
+    read.map(|_| (status, String::from_utf8_lossy(&text).into_owned()))
+}
+
 /// Ctrl-C is for this program, which ends the connection when everything is in order. The client stays in the
 /// terminal's foreground, where it can ask for a password.
 fn ignore_interrupts(command: &mut Command) {
@@ -255,6 +297,8 @@ fn hdc_target(line: &str) -> Option<(String, String)> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
     use super::*;
 
     fn words(command: &Command) -> Vec<String> {
@@ -264,7 +308,7 @@ mod tests {
     #[test]
     fn a_host_is_never_read_as_an_option() {
         let place = Place::Ssh { user: Some("root".to_owned()), host: "board".to_owned(), port: Some(2222) };
-        let client = Client::new(place, "id");
+        let client = Client::new(place, &format!("host-{}", std::process::id())).expect("a directory");
         for command in [client.first("true"), client.session(b"echo 'a b'")] {
             let words = words(&command);
             let at = words.iter().position(|w| w == "--").expect("a mark");
@@ -279,17 +323,43 @@ mod tests {
 
     #[test]
     fn devices_are_selected_by_name() {
-        let client = Client::new(Place::Adb(Some("S1".to_owned())), "id");
+        let client = Client::new(Place::Adb(Some("S1".to_owned())), "id").expect("nothing is made");
         assert_eq!(words(&client.session(b"id -u")), ["-s", "S1", "shell", "-T", "id -u"]);
         let run = "/data/local/tmp/profinfer/run.id";
         let push = client.push(Path::new("p q"), run).expect("a command");
         assert_eq!(words(&push), ["-s", "S1", "push", "p q", "/data/local/tmp/profinfer/run.id/new"]);
-        let hdc = Client::new(Place::Hdc(Some("K".to_owned())), "id");
+        let hdc = Client::new(Place::Hdc(Some("K".to_owned())), "id").expect("nothing is made");
         assert_eq!(words(&hdc.session(b"id -u")), ["-t", "K", "shell", "( id -u ); echo code=$?"]);
         assert_eq!(
             words(&hdc.receive(run, Path::new("x"))),
             ["-t", "K", "file", "recv", "/data/local/tmp/profinfer/run.id/run.pfi", "x"]
         );
+    }
+
+    #[test]
+    fn the_shared_connection_is_in_a_private_directory() {
+        let place = Place::Ssh { user: None, host: "board".to_owned(), port: None };
+        let client = Client::new(place, &format!("shared-{}", std::process::id())).expect("a directory");
+        let mut sockets = [client.first("true"), client.session(b"true")].into_iter().map(|command| {
+            let words = words(&command);
+            PathBuf::from(words.iter().skip_while(|w| *w != "-S").nth(1).expect("a socket"))
+        });
+        let socket = sockets.next().expect("two");
+        assert_eq!(sockets.next(), Some(socket.clone()));
+        assert!(socket.is_absolute() && socket.as_os_str().len() <= LONGEST + 2, "{socket:?}");
+        let dir = socket.parent().expect("a directory").to_owned();
+        let mode = std::fs::metadata(&dir).expect("there").permissions().mode();
+        assert_eq!(mode & 0o7777, 0o700);
+        drop(client);
+        assert!(!dir.exists());
+    }
+
+    #[test]
+    fn a_client_that_prints_without_end_is_ended() {
+        let (status, text) = printed(Command::new("sh").args(["-c", "echo a; exit 3"])).expect("it runs");
+        assert_eq!((status.code(), text.as_str()), (Some(3), "a\n"));
+        let (status, text) = printed(&mut Command::new("yes")).expect("it runs");
+        assert!(!status.success() && text.len() as u64 == MOST);
     }
 
     #[test]

@@ -1,9 +1,7 @@
 //! Copies the program to another machine, and the trace from there.
 
-use std::fs::{DirBuilder, File};
+use std::fs::File;
 use std::io::{self, IsTerminal, Read, Write};
-use std::os::unix::fs::DirBuilderExt;
-use std::path::PathBuf;
 use std::process::{Child, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,6 +16,7 @@ use super::interrupt;
 use super::program::Program;
 use super::script::Scripts;
 use super::session::{Session, code_of};
+use super::temporary::Temporary;
 
 /// Bytes read or written at a time.
 const PART: usize = 64 << 10;
@@ -68,7 +67,7 @@ pub fn push(
     let place = client.place();
     let why = match client.push(&program.path, run) {
         Some(mut command) => {
-            let done = session.done(command.stdin(Stdio::null()))?;
+            let done = session.done(command.stdin(Stdio::null()), &mut || false)?;
             // hdc says so on standard output, and its exit status is always 0.
             (done.code.is_some_and(|code| code != 0) || done.text.contains("[Fail]")).then(|| done.why())
         }
@@ -137,13 +136,20 @@ pub fn pull(
     out: &mut dyn Write,
 ) -> Result<u64> {
     if !client.is_piped() {
-        return by_file(session, client, run, out);
+        return by_file(session, client, run, total, out);
     }
     let mut command =
         client.print(run, by_sudo).unwrap_or_else(|| client.session(scripts.trace(by_sudo).as_bytes()));
     let mut child =
         command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().with_context(|| client.missing())?;
-    let copied = receive(session, &mut child, total, out);
+    let mut live = || -> Result<()> {
+        session.live()?;
+        if interrupt::is_abort() {
+            bail!("interrupted");
+        }
+        Ok(())
+    };
+    let copied = receive(&mut child, total, out, &mut live);
     if copied.is_err() {
         let _ = child.kill();
     }
@@ -155,25 +161,37 @@ pub fn pull(
     Ok(bytes)
 }
 
-fn receive(session: &mut Session<'_>, child: &mut Child, total: u64, out: &mut dyn Write) -> Result<u64> {
+/// Copies what a client prints, at most as much as was announced; `live` is asked meanwhile whether to go on.
+fn receive(
+    child: &mut Child,
+    total: u64,
+    out: &mut dyn Write,
+    live: &mut dyn FnMut() -> Result<()>,
+) -> Result<u64> {
     let (mut bytes, mut meter) = (0, Meter::new(total));
     let parts = parts(child)?;
     loop {
         match parts.recv_timeout(Duration::from_millis(50)) {
             Ok(part) => {
                 let part = part.context("cannot read the client's output")?;
-                out.write_all(&part)?;
-                bytes += part.len() as u64;
+                let wanted =
+                    part.get(..usize::try_from(total - bytes).unwrap_or(usize::MAX)).unwrap_or(&part);
+                out.write_all(wanted)?;
+                bytes += wanted.len() as u64;
                 meter.show(bytes);
+                if wanted.len() < part.len() {
+                    bail!("{}", more(total));
+                }
             }
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => return out.flush().map(|()| bytes).map_err(Into::into),
         }
-        session.live()?;
-        if interrupt::is_abort() {
-            bail!("interrupted");
-        }
+        live()?;
     }
+}
+
+fn more(total: u64) -> String {
+    format!("more than the {total} bytes that were announced arrived")
 }
 
 /// What a client prints, in parts; it waits if they are not taken.
@@ -196,38 +214,27 @@ fn parts(child: &mut Child) -> Result<Receiver<io::Result<Vec<u8>>>> {
 }
 
 /// Through a file of ours, for a client that can only write one.
-fn by_file(session: &mut Session<'_>, client: &Client, run: &str, out: &mut dyn Write) -> Result<u64> {
-    let dir = Temporary::new(run)?;
-    let path = dir.0.join("run.pfi");
-    let done = session.done(client.receive(run, &path).stdin(Stdio::null()))?;
+fn by_file(
+    session: &mut Session<'_>,
+    client: &Client,
+    run: &str,
+    total: u64,
+    out: &mut dyn Write,
+) -> Result<u64> {
+    let id = run.rsplit('.').next().unwrap_or(run);
+    let dir = Temporary::new(&[std::env::temp_dir()], id, usize::MAX)?;
+    let path = dir.path().join("run.pfi");
+    let is_more = || std::fs::metadata(&path).is_ok_and(|file| file.len() > total);
+    let done = session.done(client.receive(run, &path).stdin(Stdio::null()), &mut || is_more());
+    if is_more() {
+        bail!("{}", more(total));
+    }
+    let done = done?;
     let file = File::open(&path)
         .with_context(|| format!("{} did not fetch the trace: {}", client.name(), done.why()));
-    let bytes = io::copy(&mut file?, out)?;
+    let bytes = io::copy(&mut file?.take(total), out)?;
     out.flush()?;
     Ok(bytes)
-}
-
-/// A private directory, removed in the end.
-struct Temporary(PathBuf);
-
-impl Temporary {
-    /// Named after a session's directory.
-    fn new(run: &str) -> Result<Temporary> {
-        let name = run.rsplit('/').next().unwrap_or(run);
-        let path = std::env::temp_dir().join(format!("profinfer-{name}"));
-        DirBuilder::new()
-            .mode(0o700)
-            .create(&path)
-            .with_context(|| format!("cannot create {}", path.display()))?;
-        Ok(Temporary(path))
-    }
-}
-
-impl Drop for Temporary {
-    fn drop(&mut self) {
-        // It is in the system's directory for such files.
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
 }
 
 /// Shows what a client prints on standard error, line by line, but for the exit status in the last one.
@@ -249,4 +256,35 @@ pub fn relay(child: &mut Child) -> Result<thread::JoinHandle<Option<i32>>> {
         code
     };
     thread::Builder::new().spawn(reader).context("cannot start a thread")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use super::*;
+
+    /// What a client that prints this leaves in the trace's file.
+    fn received(script: &str, total: u64) -> (Result<u64>, Vec<u8>) {
+        let mut command = Command::new("sh");
+        command.args(["-c", script]).stdout(Stdio::piped());
+        let (mut child, mut out) = (command.spawn().expect("sh"), Vec::new());
+        let copied = receive(&mut child, total, &mut out, &mut || Ok(()));
+        let _ = child.kill();
+        let _ = child.wait();
+        (copied, out)
+    }
+
+    #[test]
+    fn no_more_is_written_than_was_announced() {
+        for total in [1, 1000, PART as u64 + 1] {
+            let (copied, out) = received("exec cat /dev/zero", total);
+            let why = copied.map(|_| ()).expect_err("there is more").to_string();
+            assert_eq!((out.len() as u64, why), (total, more(total)));
+        }
+        let (copied, out) = received("printf abc", 3);
+        assert_eq!((copied.ok(), out.as_slice()), (Some(3), b"abc".as_slice()));
+        let (copied, out) = received("printf abc", 5);
+        assert_eq!((copied.ok(), out.len()), (Some(3), 3));
+    }
 }

@@ -31,6 +31,7 @@ mod quote;
 mod script;
 mod session;
 mod sha256;
+mod temporary;
 
 pub const FLAGS: FlagGroup = FlagGroup {
     title: "Another machine",
@@ -133,11 +134,16 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let asked = Asked::read(args)?;
     interrupt::install()?;
     let id = random()?;
-    let mut client = Client::new(asked.place.clone(), &id);
+    let mut client = Client::new(asked.place.clone(), &id)?;
     client.select()?;
     let device = (!matches!(client.place(), Place::Ssh { .. })).then(|| Path::new(DEVICE_DIR));
     let dir = asked.dir.as_deref().or(device);
     let scripts = Scripts::new(dir.map(|dir| dir.as_os_str().as_bytes()), &id, SILENCE);
+    let scripts = match (&asked.dir, device) {
+        (Some(_), None) => scripts.checked(0),
+        (Some(_), Some(_)) => scripts.checked(client::SHELL),
+        (None, _) => scripts,
+    };
     let run = format!("{}/profinfer/run.{id}", dir.unwrap_or(Path::new("")).display());
     let mut output = Fetched::create(&asked)?;
     let job = Job { asked: &asked, client: &client, scripts: &scripts, run };
@@ -366,6 +372,7 @@ impl Job<'_> {
         let file = self.asked.output.display();
         let bytes = copied.with_context(|| match kept {
             0 => "cannot fetch the trace".to_owned(),
+            n if n >= total => format!("the trace in {file} may be damaged"),
             n => format!("only a part of the trace, {n} of {total} bytes, could be fetched into {file}"),
         })?;
         if bytes != total {

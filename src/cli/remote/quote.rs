@@ -1,16 +1,18 @@
 //! Words of a command line for the shell of another machine.
 
-/// A word as a POSIX shell reads it back, byte for byte. A zero byte cannot be in an argument, and is left out.
+/// A word as a POSIX shell reads it back, byte for byte, and fish, which may be the login shell there. A zero byte cannot
+/// be in an argument, and is left out.
 pub fn quote(word: &[u8]) -> Vec<u8> {
-    let plain = |b: &u8| b.is_ascii_alphanumeric() || b"-_./:,+@%".contains(b);
+    let plain = |b: &u8| b.is_ascii_alphanumeric() || b"-_./:,+@".contains(b);
     if !word.is_empty() && word.iter().all(plain) {
         return word.to_vec();
     }
     let mut out = vec![b'\''];
     for &b in word.iter().filter(|b| **b != 0) {
         match b {
-            // The quotes end, an escaped quote follows, and they begin again.
+            // The quotes end, an escaped character follows, and they begin again. In quotes, a backslash escapes in fish.
             b'\'' => out.extend_from_slice(br"'\''"),
+            b'\\' => out.extend_from_slice(br"'\\'"),
             b => out.push(b),
         }
     }
@@ -34,33 +36,85 @@ mod tests {
 
     use super::*;
 
-    /// What `sh -c` makes of the words: each with a zero byte after it.
-    fn read_back(line: &[u8]) -> Vec<u8> {
-        let script = [b"printf '%s\\0' ", line].concat();
-        let out = Command::new("sh").arg("-c").arg(OsStr::from_bytes(&script)).output().expect("sh");
-        assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+    /// The shells that a login may have there, as far as they are here.
+    fn shells() -> Vec<&'static str> {
+        let there = |name: &&str| Command::new(name).args(["-c", ":"]).output().is_ok();
+        ["sh", "bash", "dash", "zsh", "fish"].into_iter().filter(there).collect()
+    }
+
+    fn run(shell: &str, script: &[u8]) -> Vec<u8> {
+        let out = Command::new(shell).arg("-c").arg(OsStr::from_bytes(script)).output().expect("a shell");
+        assert!(out.status.success(), "{shell}: {}", String::from_utf8_lossy(&out.stderr));
         out.stdout
     }
 
+    /// Prints each word with a zero byte after it: in a POSIX shell, and from a POSIX shell that a login shell starts.
     fn check(words: &[Vec<u8>]) {
         let wanted: Vec<u8> = words.iter().flat_map(|w| [w.as_slice(), b"\0"].concat()).collect();
-        assert_eq!(read_back(&join(words)), wanted);
-        // A shell that is started by another one.
-        let nested = [b"exec sh -c ".to_vec(), quote(&[b"printf '%s\\0' ".to_vec(), join(words)].concat())];
-        let out = Command::new("sh").arg("-c").arg(OsStr::from_bytes(&nested.concat())).output();
-        assert_eq!(out.expect("sh").stdout, wanted);
+        let line = [b"printf '%s\\0' ".to_vec(), join(words)].concat();
+        assert_eq!(run("sh", &line), wanted);
+        let nested = [b"exec sh -c ".to_vec(), quote(&line)].concat();
+        for shell in shells() {
+            assert_eq!(run(shell, &nested), wanted, "{shell}");
+        }
     }
 
     #[test]
     fn what_a_shell_would_take_apart_arrives_whole() {
         let words = [
-            "", " ", "a b", "a\nb", "\n", "it's", "''", "'", "\\", "\\'", "$HOME", "$(id)", "`id`", "*", "~",
-            "-n", "a=b", "!x", "#", "\"", "é", "{a,b}", "&", ";", "<x", "\t", "%s", "--", "[a]",
+            "",
+            " ",
+            "a b",
+            "a\nb",
+            "\n",
+            "it's",
+            "''",
+            "'",
+            "\\",
+            "\\'",
+            "\\'; exit 1; \\'",
+            "a\\",
+            "\\\\",
+            "$HOME",
+            "$(id)",
+            "`id`",
+            "*",
+            "~",
+            "-n",
+            "a=b",
+            "!x",
+            "#",
+            "\"",
+            "é",
+            "{a,b}",
+            "&",
+            ";",
+            "<x",
+            "\t",
+            "%s",
+            "%self",
+            "--",
+            "[a]",
+            "(a)",
+            "^",
+            "a^",
         ];
         check(&words.map(|w| w.as_bytes().to_vec()));
         check(&[vec![0xff, 0xfe, b'\'', 0x80]]);
-        assert_eq!(quote(b"/a-b/c_d.e:1,2+3@4%"), b"/a-b/c_d.e:1,2+3@4%");
+        assert_eq!(quote(b"/a-b/c_d.e:1,2+3@4"), b"/a-b/c_d.e:1,2+3@4");
         assert_eq!(quote(b"a\0b"), b"'ab'");
+    }
+
+    #[test]
+    fn each_word_arrives_whole_in_fish() {
+        if !shells().contains(&"fish") {
+            return crate::skips::skipped("fish is not installed");
+        }
+        // As arguments of its own, which the other tests give to sh.
+        for word in [r"\'; exit 1; \'", r"a\", r"\\", "%self", "$HOME", "(id)", "a\nb'\"", ""] {
+            let line = [b"printf '%s' ".to_vec(), quote(word.as_bytes())].concat();
+            assert_eq!(run("fish", &line), word.as_bytes(), "{word}");
+        }
     }
 
     proptest! {

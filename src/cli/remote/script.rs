@@ -15,10 +15,14 @@ pub const MARK: &str = "profinfer-remote";
 
 /// The scripts of one session.
 pub struct Scripts {
+    /// Names the session.
+    id: String,
     /// Assigns the directories, as the shell reads it.
     names: String,
     /// Seconds of silence.
     silence: u32,
+    /// Who may own the directories above, besides the user: user IDs up to this. None: that is not checked.
+    owners: Option<u32>,
 }
 
 /// How a trace is to be recorded.
@@ -33,13 +37,31 @@ pub struct Recording<'a> {
 }
 
 impl Scripts {
-    /// In this directory, or in the user's cache; `id` names the session.
+    /// In this directory, or in the user's cache; `id` names the session: letters and digits.
     pub fn new(dir: Option<&[u8]>, id: &str, silence: u32) -> Scripts {
         let base = match dir {
             Some(dir) => format!("{}/profinfer", String::from_utf8_lossy(&quote(dir))),
             None => "${XDG_CACHE_HOME:-$HOME/.cache}/profinfer".to_owned(),
         };
-        Scripts { names: format!("umask 077; base={base}; run=$base/run.{id}; "), silence }
+        let names = format!("umask 077; base={base}; run=$base/run.{id}; ");
+        Scripts { id: id.to_owned(), names, silence, owners: None }
+    }
+
+    /// Refuses a directory that users other than this one and those up to `owners` could exchange.
+    #[must_use]
+    pub fn checked(self, owners: u32) -> Scripts {
+        Scripts { owners: Some(owners), ..self }
+    }
+
+    /// Creates the directories; what was left by a power failure is removed. Nobody else may own or write to `base`: a
+    /// program of it is run as root. A session that lasts longer than a day has touched its directory since.
+    fn make(&self) -> String {
+        let above = self.owners.map_or(String::new(), |owners| {
+            format!(
+                "owners={owners}; {ABOVE}above \"$base\" && above \"$(cd \"$base\" && pwd -P)\" || exit 1; "
+            )
+        });
+        format!("{OWN}{above}{MAKE}")
     }
 
     /// The guard, as a function: `gone` removes the session's directory, `guard` waits until that is due.
@@ -51,22 +73,24 @@ impl Scripts {
              [ ! -e \"$run\" ] || sleep 1; n=$((n + 1)); done; }}; \
              guard() {{ s=; trap 'heard=1' USR1; trap 'trap \"\" HUP INT TERM; kill $s; gone; exit' HUP INT TERM; \
              echo {last} >\"$run/guard\"; \
-             while :; do heard=; sleep {silence} & s=$!; wait $s; [ \"$heard\" ] || break; kill $s; done; \
-             gone; }}; "
+             while :; do heard=; sleep {silence} & s=$!; wait $s; [ \"$heard\" ] || break; kill $s; \
+             touch -c \"$run\"; done; gone; }}; "
         )
     }
 
     /// Creates the session's directory, prints what there is, and stays until its standard input ends: then the
-    /// directory is removed. A line `stop` ends the recording; any other says that this side is alive.
+    /// directory is removed. A line `stop` ends the recording; any other says that this side is alive. A guard that acts
+    /// ends the shell, if that is still its parent: its number may have become another process's.
     pub fn hold(&self) -> String {
         format!(
             "{}{}trap 'exit 1' HUP INT TERM PIPE; g=; \
              trap 'trap \"\" HUP INT TERM PIPE; [ -z \"$g\" ] || {{ kill -TERM $g; wait $g; }}; gone' EXIT; {}\
-             {{ guard; kill -KILL $$; }} </dev/null >/dev/null 2>&1 & g=$!; {}\
+             {{ guard; read -r x </proc/self/stat; case ${{x##*)}} in \" \"?\" $$ \"*) kill -KILL $$ ;; esac; }} \
+             </dev/null >/dev/null 2>&1 & g=$!; {}\
              while read -r x; do case $x in stop) rm -f \"$run/alive\" ;; *) kill -USR1 $g ;; esac; done",
             self.names,
             self.guard("$$"),
-            MAKE,
+            self.make(),
             FACTS
         )
     }
@@ -79,13 +103,18 @@ impl Scripts {
         format!(
             "{}{}setsid sh -c {guard} </dev/null >/dev/null 2>&1 & \
              n=0; until [ -s \"$run/guard\" ] || [ $n -ge 20 ]; do sleep 1; n=$((n + 1)); done; {}",
-            self.names, MAKE, FACTS
+            self.names,
+            self.make(),
+            FACTS
         )
     }
 
-    /// Sends a signal to the guard of [`Scripts::hold_apart`].
+    /// Sends a signal to the guard of [`Scripts::hold_apart`], if it is that: a process whose command line has the session.
     pub fn signal(&self, signal: &str) -> String {
-        format!("{}kill -{signal} \"$(cat \"$run/guard\")\"", self.names)
+        format!(
+            "{}g=$(cat \"$run/guard\") && grep -q {} \"/proc/$g/cmdline\" && kill -{signal} \"$g\"",
+            self.names, self.id
+        )
     }
 
     /// Ends the recording.
@@ -164,11 +193,18 @@ fn sudo(on: bool) -> &'static str {
     if on { "sudo -n " } else { "" }
 }
 
-/// Creates the directories; what was left by a power failure is removed. Nobody else may own or write to `base`: a
-/// program of it is run as root.
-const MAKE: &str = "mkdir -p \"$base\" && [ ! -h \"$base\" ] && [ -O \"$base\" ] && chmod 700 \"$base\" || \
-    { echo \"$base cannot be created, or is not a directory of this user\" >&2; exit 1; }; \
-    find \"$base\" -name 'run.*' -mtime +0 -exec rm -rf {} + 2>/dev/null; \
+/// A function that refuses a path if others can exchange one of the directories above it. The sticky bit keeps them from
+/// it; a link has no mode of its own.
+const ABOVE: &str = "above() { d=$1; u=$(id -u); while [ \"$d\" ]; do d=${d%/*}; set -- $(ls -ldn \"${d:-/}\"); \
+    [ \"$3\" ] && { [ \"$3\" -le $owners ] || [ \"$3\" = \"$u\" ]; } && \
+    case $1 in l* | ????????[!w]* | ?????????[tT]*) ;; *) false ;; esac || \
+    { echo \"others can exchange $base: ${d:-/} has the mode $1 and belongs to user $3; change that, or name a directory \
+    with --remote-dir that only you and root can change\" >&2; return 1; }; done; }; ";
+
+const OWN: &str = "mkdir -p \"$base\" && [ ! -h \"$base\" ] && [ -O \"$base\" ] && chmod 700 \"$base\" || \
+    { echo \"$base cannot be created, or is not a directory of this user\" >&2; exit 1; }; ";
+
+const MAKE: &str = "find \"$base\" -name 'run.*' -prune -mtime +0 -exec rm -rf {} + 2>/dev/null; \
     mkdir \"$run\" && : >\"$run/alive\" || exit 1; ";
 
 /// What this side has to know, one fact a line.
@@ -180,6 +216,7 @@ const FACTS: &str = "echo profinfer-remote; echo \"system $(uname -s)\"; echo \"
 #[cfg(test)]
 mod tests {
     use std::io::{BufRead, BufReader, Write};
+    use std::os::unix::fs::{MetadataExt, PermissionsExt};
     use std::path::{Path, PathBuf};
     use std::process::{Child, ChildStdin, Command, Stdio};
     use std::time::{Duration, Instant};
@@ -308,6 +345,126 @@ mod tests {
         let said = String::from_utf8_lossy(&out.stderr);
         assert!(!out.status.success() && said.contains("not a directory of this user"), "{said}");
         assert!(!Path::new("/tmp/run.t3").exists());
+    }
+
+    /// Makes a session's directory, and returns what the shell says, if it does not go on.
+    fn refused(shell: &[&str], scripts: &Scripts) -> Option<String> {
+        let mut command = Command::new(shell[0]);
+        let out = command.args(&shell[1..]).arg("-c").arg(scripts.hold()).stdin(Stdio::null()).output();
+        let out = out.expect("a shell");
+        (!out.status.success()).then(|| String::from_utf8_lossy(&out.stderr).into_owned())
+    }
+
+    #[test]
+    fn a_directory_that_others_can_exchange_is_not_used() {
+        let mode = |path: &Path, mode| {
+            std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).expect("its mode");
+        };
+        for shell in shells() {
+            let (kept, dir) = temporary();
+            std::fs::create_dir_all(dir.join("b")).expect("made");
+            let scripts =
+                |dir: &Path| Scripts::new(Some(dir.as_os_str().as_encoded_bytes()), "t5", 60).checked(0);
+            let below = scripts(&dir.join("b"));
+            assert_eq!(refused(&shell, &below), None, "{shell:?}: a sticky /tmp is no reason");
+            mode(&dir, 0o777);
+            let said = refused(&shell, &below).expect("all can exchange it");
+            assert!(
+                said.contains("has the mode drwxrwxrwx") && said.contains("--remote-dir"),
+                "{shell:?}: {said}"
+            );
+            // By way of a link that others cannot change.
+            std::os::unix::fs::symlink(dir.join("b"), kept.path().join("way")).expect("a link");
+            let by_link = scripts(&kept.path().join("way"));
+            assert!(refused(&shell, &by_link).is_some_and(|s| s.contains("drwxrwxrwx")), "{shell:?}");
+            mode(&dir, 0o1777);
+            assert_eq!(refused(&shell, &by_link), None, "{shell:?}");
+            assert_eq!(refused(&shell, &below), None, "{shell:?}");
+            if std::fs::metadata(&dir).expect("there").uid() != 0 {
+                continue;
+            }
+            std::os::unix::fs::chown(&dir, Some(4242), None).expect("root may");
+            assert!(refused(&shell, &below).is_some_and(|s| s.contains("belongs to user 4242")), "{shell:?}");
+            assert_eq!(refused(&shell, &below.checked(5000)), None, "{shell:?}: a user of the system");
+        }
+    }
+
+    /// Makes it as old as files are that a power failure left.
+    fn age(path: &Path) {
+        let then = std::time::SystemTime::now() - Duration::from_secs(3 * 86400);
+        std::fs::File::open(path).and_then(|file| file.set_modified(then)).expect("its time");
+    }
+
+    #[test]
+    fn only_what_is_dead_for_a_day_is_removed() {
+        for shell in shells() {
+            let (_kept, dir) = temporary();
+            let mut held = hold(&shell, &dir, 60);
+            let trace = held.run.join("run.pfi");
+            let left = dir.join("profinfer/run.left");
+            std::fs::create_dir(&left).expect("made");
+            std::fs::write(&trace, "x").expect("written");
+            [&trace, &left, &held.run].into_iter().for_each(|path| age(path));
+            held.life.as_mut().expect("piped").write_all(b"\n").expect("it listens");
+            let is_old = |path: &Path| {
+                let changed = std::fs::metadata(path).and_then(|found| found.modified()).expect("there");
+                changed.elapsed().is_ok_and(|age| age > Duration::from_secs(86400))
+            };
+            until("a sign of life is seen at the directory", || !is_old(&held.run));
+            let other = Scripts::new(Some(dir.as_os_str().as_encoded_bytes()), "t6", 60);
+            assert_eq!(refused(&shell, &other), None, "{shell:?}");
+            assert!(trace.exists() && !left.exists(), "{shell:?}");
+            drop(held.life.take());
+            assert!(held.child.wait().expect("it ends").success(), "{shell:?}");
+        }
+    }
+
+    #[test]
+    fn a_guard_that_outlived_its_shell_kills_nobody() {
+        for shell in shells() {
+            // The command `kill` is a function that notes what would be killed.
+            let (_kept, dir) = temporary();
+            let script = Scripts::new(Some(dir.as_os_str().as_encoded_bytes()), "t7", 1).hold();
+            let note = dir.with_file_name("note");
+            let script =
+                format!("kill() {{ echo \"$*\" >>{}; command kill \"$@\"; }}; {script}", note.display());
+            let start = || {
+                let mut command = Command::new(shell[0]);
+                command.args(&shell[1..]).arg("-c").arg(&script).stdin(Stdio::piped()).stdout(Stdio::null());
+                command.spawn().expect("a shell")
+            };
+            let run = dir.join("profinfer/run.t7");
+            // Its parent: it is ended with the session.
+            let mut child = start();
+            let _life = child.stdin.take();
+            assert!(!child.wait().expect("it ends").success(), "{shell:?}");
+            let said = std::fs::read_to_string(&note).expect("noted");
+            assert!(said.contains(&format!("-KILL {}", child.id())), "{shell:?}: {said}");
+            std::fs::remove_file(&note).expect("removed");
+            let mut child = start();
+            until("the guard stands", || run.join("guard").exists());
+            child.kill().expect("ours");
+            child.wait().expect("it ends");
+            until("the guard acts", || !run.exists());
+            std::thread::sleep(Duration::from_millis(100));
+            let said = std::fs::read_to_string(&note).unwrap_or_default();
+            assert!(!said.contains("-KILL"), "{shell:?}: {said}");
+        }
+    }
+
+    #[test]
+    fn a_signal_goes_to_a_guard_alone() {
+        let (_kept, dir) = temporary();
+        let scripts = Scripts::new(Some(dir.as_os_str().as_encoded_bytes()), "t8", 60);
+        let run = dir.join("profinfer/run.t8");
+        std::fs::create_dir_all(&run).expect("made");
+        let mut other = Command::new("sleep").arg("60").spawn().expect("sleep");
+        std::fs::write(run.join("guard"), format!("{}\n", other.id())).expect("written");
+        let out = Command::new("sh").arg("-c").arg(scripts.signal("TERM")).output().expect("sh");
+        let lives = other.try_wait().expect("ours").is_none();
+        let _ = other.kill();
+        let _ = other.wait();
+        assert!(!out.status.success() && lives);
     }
 
     #[test]

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
-use super::client::Client;
+use super::client::{Client, MOST, printed};
 use super::interrupt;
 use super::script::{MARK, SILENCE, Scripts};
 use render::table::clean;
@@ -139,14 +139,14 @@ impl<'a> Session<'a> {
     /// The client cannot be started, the connection is lost, or everything is to end.
     pub fn run(&mut self, script: &str) -> Result<Done> {
         let mut command = self.client.session(script.as_bytes());
-        self.done(command.stdin(Stdio::null()))
+        self.done(command.stdin(Stdio::null()), &mut || false)
     }
 
-    /// Runs a client to its end, and keeps what it prints.
+    /// Runs a client to its end, and keeps what it prints; ends it when `abort` says so.
     ///
     /// # Errors
     /// As for [`Session::run`].
-    pub fn done(&mut self, command: &mut Command) -> Result<Done> {
+    pub fn done(&mut self, command: &mut Command, abort: &mut dyn FnMut() -> bool) -> Result<Done> {
         let mut child = command
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
@@ -156,13 +156,13 @@ impl<'a> Session<'a> {
         let out = child.stdout.take().map(|out| {
             thread::spawn(move || {
                 let mut text = Vec::new();
-                let _ = out.take(1 << 20).read_to_end(&mut text);
+                let _ = out.take(MOST).read_to_end(&mut text);
                 String::from_utf8_lossy(&text).into_owned()
             })
         });
         let begun = self.begun;
-        let status =
-            self.wait(&mut child, &mut || interrupt::is_abort() || !begun && interrupt::is_stop())?;
+        let mut abort = || interrupt::is_abort() || !begun && interrupt::is_stop() || abort();
+        let status = self.wait(&mut child, &mut abort)?;
         let text = out.and_then(|reader| reader.join().ok()).unwrap_or_default().replace('\r', "");
         let said = messages.lock().unwrap_or_else(PoisonError::into_inner).trim().to_owned();
         let (code, text) = if self.client.is_piped() { (status.code(), text) } else { code_of(&text) };
@@ -272,10 +272,10 @@ impl<'a> Session<'a> {
 
     /// Runs a short script, uninterrupted.
     fn plain(&self, script: &str) -> Result<Done> {
-        let out = self.client.session(script.as_bytes()).stdin(Stdio::null()).output();
-        let out = out.with_context(|| self.client.missing())?;
-        let text = String::from_utf8_lossy(&out.stdout).replace('\r', "");
-        let (code, text) = if self.client.is_piped() { (out.status.code(), text) } else { code_of(&text) };
+        let (status, text) =
+            printed(&mut self.client.session(script.as_bytes())).with_context(|| self.client.missing())?;
+        let text = text.replace('\r', "");
+        let (code, text) = if self.client.is_piped() { (status.code(), text) } else { code_of(&text) };
         Ok(Done { code, text, said: String::new() })
     }
 
@@ -396,7 +396,7 @@ fn lines(child: &mut Child) -> Result<Receiver<String>> {
     let (send, receive) = channel();
     let out = child.stdout.take().context("no standard output")?;
     let reader = move || {
-        for line in BufReader::new(out.take(1 << 20)).lines().map_while(Result::ok) {
+        for line in BufReader::new(out.take(MOST)).lines().map_while(Result::ok) {
             if send.send(line.trim_end_matches('\r').to_owned()).is_err() {
                 break;
             }
