@@ -9,6 +9,8 @@ use super::endpoint::OtlpSettings;
 /// Longest head of a response, and most of its body that is read, bytes.
 const HEAD: usize = 16 << 10;
 const BODY: usize = 64 << 10;
+/// Interim answers before the final one at most.
+const INTERIM: usize = 8;
 
 /// A response.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -110,34 +112,54 @@ fn receive(stream: &mut TcpStream, limit: &Limit) -> io::Result<Response> {
     }
 }
 
+/// How the end of a body is told.
+struct Framing {
+    length: Option<usize>,
+    chunked: bool,
+}
+
 /// Reads a response. None: it is incomplete, or none. `ended`: nothing more comes.
-pub fn parse(bytes: &[u8], ended: bool) -> Option<Response> {
+pub fn parse(mut bytes: &[u8], ended: bool) -> Option<Response> {
+    for _ in 0..=INTERIM {
+        let (response, framing, rest) = head(bytes)?;
+        // An interim answer, such as 100: the final one follows.
+        if !(100..200).contains(&response.status) {
+            return with_body(response, &framing, rest, ended);
+        }
+        bytes = rest;
+    }
+    None
+}
+
+/// Reads the head of a response. Also returns what comes after it.
+fn head(bytes: &[u8]) -> Option<(Response, Framing, &[u8])> {
     let end = bytes.windows(4).position(|w| w == b"\r\n\r\n").filter(|end| *end <= HEAD)?;
     let (head, body) = (std::str::from_utf8(bytes.get(..end)?).ok()?, bytes.get(end + 4..)?);
     let mut lines = head.split("\r\n");
     let status = lines.next()?.strip_prefix("HTTP/1.")?.get(2..5)?.parse().ok()?;
     let mut response = Response { status, ..Response::default() };
-    let (mut length, mut chunked) = (None, false);
+    let mut framing = Framing { length: None, chunked: false };
     for (name, value) in lines.filter_map(|line| line.split_once(':')) {
         let value = value.trim();
         match name.to_ascii_lowercase().as_str() {
-            "content-length" => length = Some(value.parse::<usize>().ok()?),
-            "transfer-encoding" => chunked = value.to_ascii_lowercase().ends_with("chunked"),
+            "content-length" => framing.length = Some(value.parse::<usize>().ok()?),
+            "transfer-encoding" => framing.chunked = value.to_ascii_lowercase().ends_with("chunked"),
             "retry-after" => response.retry_after = Some(value.to_owned()),
             _ => {}
         }
     }
-    // An interim answer, such as 100: the final one follows.
-    if (100..200).contains(&status) {
-        return parse(body, ended);
-    }
-    let (body, complete) = match (chunked, length) {
+    Some((response, framing, body))
+}
+
+/// The response with its body, if that is complete, or nothing more comes.
+fn with_body(mut response: Response, framing: &Framing, body: &[u8], ended: bool) -> Option<Response> {
+    let (body, complete) = match (framing.chunked, framing.length) {
         (true, _) => join(body),
         (false, Some(length)) => (body.get(..length).unwrap_or(body).to_vec(), body.len() >= length),
         (false, None) => (body.to_vec(), false),
     };
     response.body = body.get(..BODY).unwrap_or(&body).to_vec();
-    (complete || ended || status == 204).then_some(response)
+    (complete || ended || response.status == 204).then_some(response)
 }
 
 /// Joins chunks (RFC 9112, 7.1). True: the last one was there.
@@ -173,6 +195,30 @@ mod tests {
             let all = [format!("HTTP/1.1 200 OK\r\n{how}\r\n\r\n").as_bytes(), &body].concat();
             prop_assert!(parse(&all, true).is_none_or(|r| r.status == 200 && r.body.len() <= body.len()));
         }
+
+        /// As long as an answer may be: one of these parts, again and again, with any body behind.
+        #[test]
+        fn any_long_answer_is_read_or_refused(part in "(HTTP/1.[01] [1-5]0[0-9]\r\n(a: b\r\n)?\r\n|[0-9a-f]{1,3}\r\n|\r\n|: |.)",
+            chunked: bool, body in proptest::collection::vec(any::<u8>(), 0..300)) {
+            let head = if chunked { "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" } else { "" };
+            let mut all = head.as_bytes().to_vec();
+            all.extend(part.bytes().cycle().take(HEAD + BODY - head.len()));
+            all.extend(&body);
+            prop_assert!(parse(&all, true).is_none_or(|r| r.status >= 200 && r.body.len() <= BODY));
+        }
+    }
+
+    #[test]
+    fn interim_answers_without_end_are_none() {
+        let interim = "HTTP/1.1 100\r\n\r\n";
+        let after = |n: usize| [interim.repeat(n).as_str(), "HTTP/1.1 204 No Content\r\n\r\n"].concat();
+        assert_eq!(parse(after(INTERIM).as_bytes(), false).map(|r| r.status), Some(204));
+        assert_eq!(parse(after(INTERIM + 1).as_bytes(), true), None);
+        // As many as are read: a call for each of them would take more stack than a thread has.
+        let all = interim.repeat((HEAD + BODY) / interim.len());
+        let few =
+            std::thread::Builder::new().stack_size(256 << 10).spawn(move || parse(all.as_bytes(), true));
+        assert_eq!(few.expect("a thread").join().expect("it ends"), None);
     }
 
     #[test]
