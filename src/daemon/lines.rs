@@ -2,6 +2,8 @@
 
 use std::time::{Duration, Instant};
 
+use common::plain::hides;
+
 /// Burst of lines for one user, and for all users except root together; after that, one each per interval.
 const BURST: u32 = 20;
 const BURST_OF_ALL: u32 = 60;
@@ -12,16 +14,19 @@ const USERS: usize = 64;
 /// Maximum characters per line.
 const LONGEST: usize = 1000;
 
-/// Foreign text as part of one line: control and direction-changing characters are escaped, and long text is cut.
+/// Foreign text as part of one line: characters that hide are escaped, and text that then has more than `most` characters
+/// is cut. A text that was made plain stays as it is.
 pub fn plain(text: &str, most: usize) -> String {
     let mut out = String::with_capacity(text.len().min(most));
-    for (n, c) in text.chars().enumerate() {
-        if n == most {
+    let mut n = 0;
+    for c in text.chars() {
+        let shown = if hides(c) { c.escape_default().len() } else { 1 };
+        n += shown;
+        if n > most {
             out.push('…');
             break;
         }
-        let hides = matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}');
-        if c.is_control() || hides { out.extend(c.escape_default()) } else { out.push(c) }
+        if shown > 1 { out.extend(c.escape_default()) } else { out.push(c) }
     }
     out
 }
@@ -156,11 +161,25 @@ impl LineQueue {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
 
     #[test]
     fn a_line_is_one_line() {
         assert_eq!(plain("a\nb\u{202e}c\u{9b}ä", 100), "a\\nb\\u{202e}c\\u{9b}ä");
         assert_eq!(plain(&"x".repeat(5000), 3), "xxx…");
+        // What is shown is bounded, not what is read.
+        assert_eq!(plain("ab\u{e0041}\u{e0041}", 12), "ab\\u{e0041}…");
+    }
+
+    proptest! {
+        #[test]
+        fn no_line_hides_anything_and_a_plain_text_stays(
+            text in "(.|[\u{ad}\u{61c}\u{180e}\u{fff9}\u{1d173}\u{e0041}\\\\])*", most in 0usize..40,
+        ) {
+            let once = plain(&text, most);
+            prop_assert!(!once.contains(hides) && once.chars().count() <= most + 1, "{once:?}");
+            prop_assert_eq!(plain(&once, most), once);
+        }
     }
 
     #[test]

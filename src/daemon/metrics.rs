@@ -13,8 +13,8 @@ mod tests;
 
 use self::family::Kind::{Counter, Gauge, Histogram};
 use self::family::{Families, Family, Label, Metric, Value};
-use super::model::ModelLabel;
 use super::status::{ServicePhase, ServiceState};
+use super::totals::ModelTotal;
 use crate::recorder::tally::{self, DURATION_NS, FIRST_TOKEN_NS, OUTPUT_TOKEN_NS, RequestTally, Unobserved};
 
 static UP: Metric = Metric::new("profinfer.up", "", Gauge, "1 while the service runs.");
@@ -191,8 +191,11 @@ fn recordings(out: &mut Families, state: &ServiceState) {
     }
 }
 
-/// Labels of a model, as far as it is known, after others.
-fn labels(model: &ModelLabel, mut all: Vec<Label>) -> Vec<Label> {
+/// Labels of a rule's model, as far as it is known, after others. With the rule: a user's file can state the name of any
+/// other model, but not what rule applies to the user.
+fn labels(of: &ModelTotal, mut all: Vec<Label>) -> Vec<Label> {
+    let model = &of.model;
+    all.push(("rule", of.rule.clone()));
     for (label, text) in [("gen_ai.request.model", &model.name), ("ggml.quantization", &model.quantization)] {
         all.extend(text.iter().map(|text| (label, text.clone())));
     }
@@ -205,16 +208,16 @@ fn requests(out: &mut Families, state: &ServiceState) {
         for m in models.iter() {
             let asked = [OPERATION, PROVIDER].map(|(label, text)| (label, text.to_owned()));
             let value = Value::Histogram(Box::new(of(&m.tally)), bounds);
-            out.add(metric, labels(&m.model, asked.into()), value);
+            out.add(metric, labels(m, asked.into()), value);
         }
     }
     for m in models.iter() {
-        out.add(&TOKENS, labels(&m.model, Vec::new()), Value::Whole(m.tally.tokens));
+        out.add(&TOKENS, labels(m, Vec::new()), Value::Whole(m.tally.tokens));
     }
     for m in models.iter() {
         for ((_, reason), n) in Unobserved::ALL.iter().zip(m.tally.unobserved).filter(|(_, n)| *n > 0) {
             let reason = vec![("reason", (*reason).to_owned())];
-            out.add(&UNOBSERVED, labels(&m.model, reason), Value::Whole(n));
+            out.add(&UNOBSERVED, labels(m, reason), Value::Whole(n));
         }
     }
 }

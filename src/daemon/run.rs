@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::lines::plain;
+use common::plain::hides;
 use pfi::track::RequestNow;
 
 /// State of one run. Values not known (yet) are None.
@@ -57,7 +58,7 @@ const REASON: usize = 400;
 
 /// Whether this can be the name of a recording in the service's directory, and nothing elsewhere.
 pub fn is_file_name(name: &str) -> bool {
-    let fits = |c: char| !c.is_control() && c != '/';
+    let fits = |c: char| !hides(c) && c != '/';
     name.len() <= 255 && name.ends_with(".pfi") && !name.starts_with('.') && name.chars().all(fits)
 }
 
@@ -120,7 +121,7 @@ mod tests {
     #[test]
     fn a_recordings_name_is_a_plain_one() {
         assert!(is_file_name("20261121T211945.219Z-llama-server-4711.pfi"));
-        for no in ["", "x", ".pfi", "..", "/x.pfi", "a/b.pfi", "a\n.pfi", &"x".repeat(300)] {
+        for no in ["", "x", ".pfi", "..", "/x.pfi", "a/b.pfi", "a\n.pfi", "a\u{ad}.pfi", &"x".repeat(300)] {
             assert!(!is_file_name(no), "{no}");
         }
     }

@@ -80,7 +80,8 @@ class Samples(Metrics):
             self.assertNotAlmostEqual(quantile(0.9, buckets(self.text["a-1"], name)), quantile(0.9, grown), places=3)
         prometheus.until("sum(hw_energy_joules_total)", 40 + 20)
         prometheus.until('sum(process_paging_faults_total{system_paging_fault_type="minor"})', 60)
-        name = 'A "model"\\of\nmine'
+        # As it is shown: the line's end in its name is escaped.
+        name = 'A "model"\\of\\nmine'
         selector = json.dumps(name)
         prometheus.until(
             f"sum(profinfer_tokens_total{{gen_ai_request_model={selector}}})",
@@ -101,7 +102,7 @@ class Samples(Metrics):
             def has(key):
                 found = dict(re.findall(r'(\w+)="((?:[^"\\]|\\.)*)"', key))
                 found.pop("le", None)
-                unescaped = {k: v.replace("\\n", "\n").replace('\\"', '"').replace("\\\\", "\\") for k, v in found.items()}
+                unescaped = {k: re.sub(r"\\(.)", lambda c: "\n" if c[1] == "n" else c[1], v) for k, v in found.items()}
                 return unescaped == {k: v for k, v in wanted.items()} or (
                     # Characters that hide are shown in the text, and sent as they are.
                     found.keys() == wanted.keys() and "exe" in wanted
@@ -112,7 +113,7 @@ class Samples(Metrics):
                 for bound, count in zip([*value.explicit_bounds, float("inf")], value.bucket_counts, strict=True):
                     total += count
                     key = next(k for k in exposed if k.startswith(f"{plain}_seconds_bucket") and has(k)
-                               and float(re.search(r'le="([^"]+)"', k)[1]) == bound)
+                               and float(re.search(r'\ble="([^"]+)"', k)[1]) == bound)
                     self.assertEqual(exposed[key], total, key)
                     seen.add(key)
                 for suffix, wanted_value in [("sum", value.sum), ("count", value.count)]:

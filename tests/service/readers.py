@@ -57,7 +57,7 @@ def buckets(text, name):
     found = {}
     for key, value in samples(text).items():
         if key.startswith(f"{name}_bucket{{"):
-            le = float(re.search(r'le="([^"]+)"', key)[1])
+            le = float(re.search(r'\ble="([^"]+)"', key)[1])
             found[le] = found.get(le, 0) + value
     return found
 

@@ -5,6 +5,7 @@ use proptest::prelude::*;
 use super::super::energy::EnergyUsed;
 use super::super::faults::PageFaults;
 use super::super::known::LeftRuns;
+use super::super::model::ModelLabel;
 use super::super::net::NetworkStatus;
 use super::super::run::Run;
 use super::super::status::{ServiceUsage, StatusCounts};
@@ -241,7 +242,7 @@ fn an_idle_service_has_no_lines_without_values() {
 #[test]
 fn no_label_names_a_process_unless_asked_for() {
     let mut state = state();
-    state.totals.models.add(&model(Some("m")), 0);
+    state.totals.models.add("chat", model(Some("m")), 0);
     let text = exposition::text(&families(&state, false));
     let all = read(&text).unwrap_or_else(|e| panic!("{e}\n{text}"));
     let labels: std::collections::BTreeSet<&str> =
@@ -279,9 +280,9 @@ fn model(name: Option<&str>) -> ModelTally {
 #[test]
 fn requests_are_cumulative_histograms_by_model() {
     let mut state = state();
-    state.totals.models.add(&model(Some("A \"model\"")), 0);
-    state.totals.models.add(&model(Some("A \"model\"")), 0);
-    state.totals.models.add(&model(None), 1000);
+    state.totals.models.add("chat", model(Some("A \"model\"")), 0);
+    state.totals.models.add("chat", model(Some("A \"model\"")), 0);
+    state.totals.models.add("chat", model(None), 1000);
     let text = text(&state);
     let all = read(&text).unwrap_or_else(|e| panic!("{e}\n{text}"));
     let of = |name: &str, le: &str, model: Option<&str>| {
@@ -314,11 +315,18 @@ fn requests_are_cumulative_histograms_by_model() {
     assert_eq!(of_model("time_per_output_token_seconds"), number(&OUTPUT_TOKEN_NS));
     assert_eq!(of_model("request_duration_seconds"), number(&DURATION_NS));
     assert_eq!(value(&all, "tokens_total", ("ggml_quantization", "Q4_K_M")), Some(18.0));
+    let of_models = |s: &&Sample| {
+        s.0.starts_with("gen_ai_")
+            || s.0.starts_with("profinfer_tokens_")
+            || s.0.starts_with("profinfer_requests_")
+    };
+    let has_rule = |s: Sample| s.1.contains(&("rule".into(), "chat".into()));
+    assert!(all.iter().filter(of_models).cloned().all(has_rule), "{text}");
     assert_eq!(value(&all, "requests_unobserved_total", ("reason", "prompt not seen")), Some(2.0));
     let les: Vec<&str> = text
         .lines()
         .filter(|l| l.starts_with("gen_ai_server_time_to_first_token_seconds_bucket") && l.contains("Q4_K_M"))
-        .filter_map(|l| l.split("le=\"").nth(1)?.split('"').next())
+        .filter_map(|l| l.split(",le=\"").nth(1)?.split('"').next())
         .collect();
     let wanted = [
         "0.001", "0.005", "0.01", "0.02", "0.04", "0.06", "0.08", "0.1", "0.25", "0.5", "0.75", "1", "2.5",
@@ -380,6 +388,31 @@ proptest! {
     }
 }
 
+#[test]
+fn a_name_of_another_rule_s_model_adds_nothing_to_it() {
+    let mut state = ServiceState::new("1");
+    state.totals.models.add("production", model(Some("m")), 990);
+    (0..10).for_each(|_| state.totals.models.add("rest", model(Some("m")), 1000));
+    let all = read(&text(&state)).unwrap_or_else(|e| panic!("{e}"));
+    assert_eq!(value(&all, "tokens_total", ("rule", "production")), Some(9.0));
+    assert_eq!(value(&all, "tokens_total", ("rule", "rest")), Some(90.0));
+}
+
+#[test]
+fn no_two_models_are_told_alike() {
+    let mut state = ServiceState::new("1");
+    // Characters that hide, beside the text that is shown in their place.
+    for c in ['\n', '\u{ad}', '\u{61c}', '\u{fff9}', '\u{e0041}'] {
+        for name in [format!("a{c}"), format!("a{}", c.escape_default()), format!("a\\x{:02x}", u32::from(c))]
+        {
+            state.totals.models.add("chat", model(Some(&name)), 0);
+        }
+    }
+    let text = text(&state);
+    let all = read(&text).unwrap_or_else(|e| panic!("{e}"));
+    assert_eq!(all.iter().filter(|s| s.0 == "profinfer_tokens_total").map(|s| s.2).sum::<f64>(), 15.0 * 9.0);
+}
+
 /// Writes what two services expose, earlier and later, and what the first one pushes, for `tests/service/metrics.py`:
 /// other programs read it there.
 #[test]
@@ -399,7 +432,7 @@ fn samples_for_other_programs() {
             endpoint: Some("http://127.0.0.1:2/v1/metrics".into()),
             ..NetworkStatus::default()
         });
-        state.totals.models.add(&model(None), 0);
+        state.totals.models.add("chat", model(None), 0);
         for n in 0..requests {
             let mut seen = model(Some("A \"model\"\\of\nmine"));
             // Those of the second service are slower.
@@ -410,7 +443,7 @@ fn samples_for_other_programs() {
                 output_token_ns: &tokens,
                 duration_ns: Some(u64::from(n) * 70_000_000 * slow),
             });
-            state.totals.models.add(&seen, 0);
+            state.totals.models.add("chat", seen, 0);
         }
         let families = families(&state, true);
         write(&format!("{name}.prom"), &exposition::text(&families));

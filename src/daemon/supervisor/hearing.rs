@@ -14,7 +14,6 @@ use crate::daemon::known::{KnownRun, RunPhase};
 use crate::daemon::later::RecorderKey;
 use crate::daemon::lines::plain;
 use crate::daemon::run::{PROCESSES, Run, is_file_name};
-use crate::daemon::totals::ModelTally;
 use crate::daemon::trigger::Fired;
 use std::time::Duration;
 
@@ -64,8 +63,7 @@ impl Supervisor {
             WorkerEvent::Runs(runs) => runs.into_iter().for_each(|run| self.stand(i, run)),
             WorkerEvent::Observed(seen) => {
                 if seen.tally.is_plausible() {
-                    let seen = ModelTally { model: seen.model.bounded(), tally: seen.tally };
-                    self.totals.models.add(&seen, uid.unwrap_or(0));
+                    self.totals.models.add(&rule, *seen, uid.unwrap_or(0));
                 }
             }
             // Accepted once, before it has seen any engine: others rely on it.

@@ -44,9 +44,9 @@ fn totals_go_on_when_recorders_come_and_go() {
     stage.supervisor.hear();
     assert_eq!(events(&stage), [("a".to_owned(), 140, 3)]);
     let totals = stage.supervisor.totals();
-    let models: Vec<(Option<&str>, u64)> =
-        totals.models.iter().map(|m| (m.model.name.as_deref(), m.tally.tokens)).collect();
-    assert_eq!(models, [(Some("a\\nb"), 8)]);
+    let models: Vec<(&str, Option<&str>, u64)> =
+        totals.models.iter().map(|m| (m.rule.as_str(), m.model.name.as_deref(), m.tally.tokens)).collect();
+    assert_eq!(models, [("a", Some("a\\nb"), 8)]);
 }
 
 #[test]
