@@ -28,7 +28,7 @@ use super::settings::ServiceSettings;
 use super::shares::may_take;
 use super::shun::{self, Shun, Shunned};
 use super::totals::Totals;
-use super::trigger::Fired;
+use super::trigger::{Fired, LastFired};
 use super::worker::WorkerHandle;
 use crate::host::maps::FileId;
 use crate::recorder::computing::ComputingChange;
@@ -100,6 +100,7 @@ pub struct Supervisor {
     lines: LineQueue,
     /// What recorders have reported of their engines since it was last taken.
     pub reported: Vec<Reported>,
+    fired: LastFired,
     /// Rings written since they were requested: rule, and the file or an error.
     pub dumped: Vec<(String, Result<String, DumpError>)>,
     /// Recorders that are gone and have not been waited for: process, user, and whether they were killed here.
@@ -137,6 +138,7 @@ impl Supervisor {
             stopping: false,
             lines: LineQueue::new(now),
             reported: Vec::new(),
+            fired: LastFired::default(),
             dumped: Vec::new(),
             departed: VecDeque::new(),
             looked: now,

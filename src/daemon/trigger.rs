@@ -1,5 +1,7 @@
 //! When a rule's trigger fires: decoding is too slow, or occasionally much slower.
 
+use std::time::{Duration, Instant};
+
 use serde::{Deserialize, Serialize};
 
 use super::rules::Rule;
@@ -12,6 +14,9 @@ const WITHIN_NS: u64 = 10_000_000_000;
 const REST_NS: u64 = 60_000_000_000;
 /// Interval between checks, ns.
 const LOOK_NS: u64 = 250_000_000;
+
+/// The same for all recorders of a rule and user, as the service counts it. Shorter by what a message may be late.
+const REST: Duration = Duration::from_secs(55);
 
 /// A trigger that has fired.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -111,6 +116,25 @@ impl Trigger {
     }
 }
 
+/// When the triggers of rules last fired, by user. The service keeps it, too: it relies on no recorder's word, because a
+/// program may run for each of them.
+#[derive(Debug, Default)]
+pub struct LastFired {
+    all: Vec<(String, Option<u32>, Instant)>,
+}
+
+impl LastFired {
+    /// Whether a trigger of this rule may fire again for this user. If so, it has.
+    pub fn is_due(&mut self, rule: &str, uid: Option<u32>, now: Instant) -> bool {
+        self.all.retain(|(.., at)| now.saturating_duration_since(*at) < REST);
+        let due = self.all.iter().all(|(of, user, _)| (of.as_str(), *user) != (rule, uid));
+        if due {
+            self.all.push((rule.to_owned(), uid, now));
+        }
+        due
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -159,6 +183,19 @@ mod tests {
         assert!(trigger(None, Some(S / 2)).fired(&m, None, t).expect("fires").text.contains("1000.000 ms"));
         assert_eq!(trigger(None, Some(2 * S)).fired(&m, None, t), None);
         assert_eq!(trigger(Some(10.0), None).fired(&m, None, t), None);
+    }
+
+    #[test]
+    fn the_service_counts_by_rule_and_user() {
+        let (mut last, begin) = (LastFired::default(), Instant::now());
+        let at = |s| begin + Duration::from_secs(s);
+        assert!(last.is_due("a", Some(5), at(0)) && last.is_due("a", Some(6), at(0)));
+        assert!(last.is_due("b", Some(5), at(1)) && last.is_due("a", None, at(1)));
+        assert!((2..54).all(|s| !last.is_due("a", Some(5), at(s))));
+        // What is refused does not begin it anew.
+        assert!(last.is_due("a", Some(5), at(59)));
+        assert!(last.is_due("c", None, at(200)));
+        assert_eq!(last.all.len(), 1);
     }
 
     #[test]

@@ -38,6 +38,12 @@ pub fn line(event: &str, fields: Value) -> String {
     plain::json(&Value::Object(all)).unwrap_or_default()
 }
 
+/// The event with the first of these fields that a hook can be given, else with the last: all of it, or what matters.
+fn fitting(event: &str, fields: [Value; 3]) -> String {
+    let [all, less, least] = fields.map(|fields| line(event, fields));
+    [all, less].into_iter().find(|line| line.len() < hook::MOST).unwrap_or(least)
+}
+
 /// What the kernel says of a run's processes, all since they began.
 #[derive(Debug, Clone, Copy, Default)]
 struct Usage {
@@ -208,9 +214,9 @@ impl Watch {
             |run| json!({ "tokens": run.tokens, "rate": run.rate, "tpot_ns": run.tpot_ns }),
         );
         let said = json!({ "trigger": fired.cause, "text": fired.text, "causes": causes });
-        let event = line("trigger", with(with(of, rates), said.clone()));
-        // A hook gets all of it or, if that is too long for it, what matters.
-        if event.len() < hook::MOST { event } else { line("trigger", with(json!({ "rule": rule }), said)) }
+        let least = json!({ "rule": rule, "trigger": fired.cause, "text": fired.text });
+        // Causes name a group of the target, whose name may be long.
+        fitting("trigger", [with(with(of, rates), said.clone()), with(json!({ "rule": rule }), said), least])
     }
 
     fn usage(&self, run: &Run) -> Usage {
@@ -429,5 +435,12 @@ mod tests {
         let text = "x".repeat(3000);
         let fired = Fired { pid: None, run: None, cause: Slowness::Stuck, text };
         assert!(Watch::default().trigger("a", None, None, &fired).len() < hook::MOST);
+        let long = || json!({ "causes": "x".repeat(hook::MOST) });
+        let event = fitting("trigger", [long(), long(), json!({ "text": "slow" })]);
+        assert_eq!((&json(&event)["text"], event.len() < 100), (&"slow".into(), true));
+        // The longest text of a recorder that is passed on.
+        let text = super::super::lines::plain(&"\u{1f999}\u{e0041}\\\"".repeat(600), 600);
+        let fired = Fired { text, ..fired };
+        assert!(Watch::default().trigger(&"r".repeat(40), None, None, &fired).len() < hook::MOST);
     }
 }

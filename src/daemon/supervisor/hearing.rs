@@ -101,13 +101,7 @@ impl Supervisor {
                     self.reported.push(Reported::Computes(run, change));
                 }
             }
-            WorkerEvent::Triggered(fired) => {
-                let run = fired.run.or(fired.pid).and_then(|of| self.process_of(pid, of)).map(|(run, _)| run);
-                if self.reported.len() < REPORTS {
-                    let fired = Fired { text: plain(&fired.text, TEXT), ..fired };
-                    self.reported.push(Reported::Triggered { rule, uid, run, fired });
-                }
-            }
+            WorkerEvent::Triggered(fired) => self.triggered(pid, rule, uid, fired),
             WorkerEvent::Message(text) => self.say(uid, &format!("rule {rule}: {}", plain(&text, TEXT))),
             WorkerEvent::File(name) => {
                 if is_file_name(&name) && self.reported.len() < REPORTS {
@@ -148,6 +142,19 @@ impl Supervisor {
         let known = self.table.all.iter().find(of)?;
         let KnownRun { run, met, .. } = known;
         Some((RunId { pid: run.pid, start: run.start, uid: met.uid, recorder }, run.rule.clone()))
+    }
+
+    fn triggered(&mut self, recorder: i32, rule: String, uid: Option<u32>, fired: Fired) {
+        let now = self.now();
+        if self.reported.len() >= REPORTS {
+            return;
+        }
+        if !self.fired.is_due(&rule, uid, now) {
+            return self.say(uid, &format!("rule {rule}: a trigger fired again within a minute: ignored"));
+        }
+        let run = fired.run.or(fired.pid).and_then(|of| self.process_of(recorder, of)).map(|(run, _)| run);
+        let fired = Fired { text: plain(&fired.text, TEXT), ..fired };
+        self.reported.push(Reported::Triggered { rule, uid, run, fired });
     }
 
     fn stand(&mut self, i: usize, said: Run) {

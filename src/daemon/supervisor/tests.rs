@@ -510,3 +510,26 @@ fn one_that_is_silent_while_it_learns_is_followed_later_and_later() {
     assert!(gaps[0] >= 30 + 5 && gaps[1] > gaps[0], "{begun:?}");
     assert!(stage.supervisor.shunned().is_empty());
 }
+
+#[test]
+fn a_recorder_that_reports_triggers_without_a_pause_is_heard_once_a_minute() {
+    let mut stage = Stage::new();
+    let here = std::process::id();
+    stage.meet(here, 1, NOBODY);
+    stage.meet(here, 2, 0);
+    let slow = WorkerEvent::Triggered(Fired {
+        pid: Some(here),
+        run: None,
+        cause: crate::daemon::trigger::Slowness::Below,
+        text: "slow\n".into(),
+    });
+    let fires = |stage: &mut Stage, i: usize| {
+        (0..10).for_each(|_| stage.played.borrow_mut()[i].says(&slow));
+        stage.supervisor.hear();
+        std::mem::take(&mut stage.supervisor.reported).len()
+    };
+    // Another user's recorder has its own.
+    assert_eq!((fires(&mut stage, 0), fires(&mut stage, 1), fires(&mut stage, 0)), (1, 1, 0));
+    stage.later(60 * SECOND);
+    assert_eq!((fires(&mut stage, 0), fires(&mut stage, 1)), (1, 1));
+}
