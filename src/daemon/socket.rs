@@ -165,6 +165,8 @@ struct Client {
     token: u64,
     stream: UnixStream,
     stage: Stage,
+    /// It sends nothing more, but may still read.
+    ended: bool,
     /// Received bytes, or bytes to send and how many of them are sent.
     bytes: Vec<u8>,
     gone: usize,
@@ -224,7 +226,12 @@ impl Control {
         for client in &self.clients {
             let takes =
                 client.stage == Stage::Takes || client.stage == Stage::Watches && !client.bytes.is_empty();
-            let events = if takes { PollFlags::OUT } else { PollFlags::IN };
+            // The end of what a client sends stays readable: only its going is waited for then, which needs no flag.
+            let events = match (takes, client.ended) {
+                (true, _) => PollFlags::OUT,
+                (false, true) => PollFlags::empty(),
+                (false, false) => PollFlags::IN,
+            };
             add(client.stream.as_fd(), events);
         }
     }
@@ -319,12 +326,13 @@ impl Control {
                     if allowed && stream.set_nonblocking(true).is_ok() {
                         let (token, until) = (self.next, now + self.patience);
                         self.next += 1;
-                        let (stage, bytes) = (Stage::Asks, Vec::new());
+                        let (stage, bytes, ended) = (Stage::Asks, Vec::new(), false);
                         let (gone, dropped, since) = (0, 0, now);
                         self.clients.push(Client {
                             token,
                             stream,
                             stage,
+                            ended,
                             bytes,
                             gone,
                             since,
@@ -442,13 +450,18 @@ impl Client {
         }
     }
 
-    /// True if a client that waits for an answer has closed the connection. Anything it sends meanwhile is ignored.
-    fn left(&self) -> bool {
+    /// True if a client that waits for an answer has closed the connection. Anything it sends meanwhile is ignored, and one
+    /// that sends nothing more may still read.
+    fn left(&mut self) -> bool {
         let mut room = [0; LINE];
         match (&self.stream).read(&mut room) {
-            Ok(n) => n == 0,
-            Err(e) => !matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted),
+            Ok(n) => self.ended |= n == 0,
+            Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {}
+            Err(_) => return true,
         }
+        let mut fd = [PollFd::new(&self.stream, PollFlags::empty())];
+        // Asked for nothing, the system tells only of a connection that is closed in both directions, or broken.
+        self.ended && ready::wait(&mut fd, Duration::ZERO)
     }
 }
 

@@ -94,6 +94,48 @@ fn an_answer_may_come_later_and_be_long() {
     });
 }
 
+#[test]
+fn who_sends_nothing_more_still_gets_an_answer() {
+    let dir = dir();
+    let path = path(&dir);
+    let mut control = Control::bind(&path).expect("a socket");
+    let ask = |line: &[u8]| {
+        let mut stream = connect(&path);
+        stream.write_all(line).expect("it is taken");
+        stream.shutdown(std::net::Shutdown::Write).expect("it is open");
+        stream
+    };
+    let (waits, watches, gone) = (ask(b"dump\n"), ask(b"watch\n"), ask(b"dump\n"));
+    let mut asked = Vec::new();
+    let mut turn = |control: &mut Control| {
+        control.poll(&mut |request, token| {
+            asked.push((request, token));
+            None
+        });
+        asked.clone()
+    };
+    let asked = (0..3).map(|_| turn(&mut control)).last().expect("three turns");
+    assert_eq!(asked.len(), 3);
+    assert!(control.watch(asked[1].1, "{}"));
+    control.show("{\"event\":\"x\"}");
+    // Nothing is to be read of them any longer, which must not end a wait.
+    let mut waited = Vec::new();
+    control.fds(&mut |_, events| waited.push(events));
+    assert_eq!(waited[1..], [PollFlags::empty(); 3]);
+    drop(gone);
+    turn(&mut control);
+    assert_eq!(control.clients.len(), 2);
+    assert!(control.answer(asked[0].1, &Ok("7".into())) && !control.answer(asked[2].1, &Ok("7".into())));
+    turn(&mut control);
+    assert_eq!(said(&waits), "{\"ok\":true,\"answer\":7}\n");
+    let mut lines = [0; 16];
+    (&watches).read_exact(&mut lines).expect("both events");
+    assert_eq!(&lines, b"{}\n{\"event\":\"x\"}".as_slice());
+    drop(watches);
+    turn(&mut control);
+    assert!(control.clients.is_empty());
+}
+
 /// Connects without asking.
 fn connect(path: &Path) -> UnixStream {
     let stream = UnixStream::connect(path).expect("it listens");
