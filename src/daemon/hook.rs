@@ -1,7 +1,7 @@
 //! Runs the program of a rule when its trigger fires: as its own user, one at a time, with a time limit.
 //!
-//! A process forked from the service before it gives up its privileges does this: it alone keeps those for becoming
-//! another user and for killing that user's processes, and it reads nothing but orders of the service. It is the parent of
+//! A process forked from the service before it gives up its privileges does this: it keeps those for becoming another user
+//! and for killing that user's processes, and it reads nothing but orders of the service. It is the parent of
 //! everything that the program leaves behind, so that it can end that, too.
 
 use std::ffi::CString;
@@ -217,7 +217,7 @@ fn start(order: &HookOrder) -> io::Result<libc::pid_t> {
     };
     let (arguments, variables) = (pointers(&argv), pointers(&environment));
     let program = argv.first().ok_or(io::ErrorKind::InvalidInput)?;
-    let user = user(order.uid)?;
+    let user = User::or_bare(order.uid)?;
     let (input, mut event) = io::pipe()?;
     let (failed, tell) = io::pipe()?;
     // It is less than a pipe holds.
@@ -249,13 +249,6 @@ fn start(order: &HookOrder) -> io::Result<libc::pid_t> {
             }
         }
     }
-}
-
-/// The user with everything that the user's processes inherit; without an entry in the system's database, the number alone.
-fn user(uid: u32) -> io::Result<User> {
-    let bare =
-        || User { uid, gid: uid, groups: Vec::new(), name: "".into(), home: "/".into(), shell: "".into() };
-    Ok(User::of(uid)?.unwrap_or_else(bare))
 }
 
 /// Becomes the program, in the child. Returns only with an error.

@@ -1,7 +1,7 @@
 //! The service's side of the network: metrics for scrapers, and metrics pushed to a receiver.
 //!
-//! A process of its own (`profinfer-net`) does both, without any privilege: it gets finished texts and sends back counts,
-//! so that no client and no receiver reaches, or delays, the service and its recorders. It may have threads; the service
+//! A process of its own (`profinfer-net`) does both, without any privilege, and as nobody where the service may make it
+//! that: it gets finished texts and sends back counts, so that no client and no receiver reaches, or delays, the service and its recorders. It may have threads; the service
 //! must not, because it forks.
 
 mod client;

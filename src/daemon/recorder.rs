@@ -185,7 +185,7 @@ fn be(settings: &ServiceSettings, rule: &Rule, calibration: Option<Calibration>,
     default_signals();
     // The service has them permitted but not effective. If that cannot be changed, the recording says what is
     // missing.
-    drop(capset::keep(!capset::NICE));
+    drop(capset::keep(!(capset::NICE | capset::BECOME)));
     let mut feed = SessionDriver::new(settings, rule, channel);
     let ended = record(settings, rule, calibration, &mut feed);
     feed.end(ended.err());

@@ -191,8 +191,9 @@ impl<'a> Service<'a> {
             "waiting for engines, found through {backend}; recordings in {}",
             self.settings.directory.display()
         ));
-        let sets_cpus = self.settings.rules.iter().any(|rule| rule.sets_cpus());
-        if let Err(e) = capset::give_up(if sets_cpus { capset::NICE } else { 0 }) {
+        let nice = if self.settings.rules.iter().any(Rule::sets_cpus) { capset::NICE } else { 0 };
+        let become_nobody = if self.settings.net.is_wanted() { capset::BECOME } else { 0 };
+        if let Err(e) = capset::give_up(nice | become_nobody) {
             self.say(&format!("cannot drop capabilities that are not needed: {e}"));
         }
         for warning in self.settings.warnings.clone() {

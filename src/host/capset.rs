@@ -12,8 +12,10 @@ const BPF: u64 = 1 << 39;
 pub const READ: u64 = 1 << 2 | 1 << 19;
 /// CAP_SYS_ADMIN: also to open a file through its mapping.
 const SYS_ADMIN: u64 = 1 << 21;
-/// To become another user, and to kill that user's processes: CAP_KILL, CAP_SETGID, CAP_SETUID.
-pub const ACT: u64 = 1 << 5 | 1 << 6 | 1 << 7;
+/// To become another user: CAP_SETGID, CAP_SETUID.
+pub const BECOME: u64 = 1 << 6 | 1 << 7;
+/// That, and to kill that user's processes: CAP_KILL.
+pub const ACT: u64 = 1 << 5 | BECOME;
 /// CAP_SYS_NICE: to set the CPUs of other users' processes.
 pub const NICE: u64 = 1 << 23;
 /// What the service keeps if it has it: the above but the last, and CAP_SYS_RESOURCE.
@@ -43,8 +45,13 @@ fn set(to: Sets) -> io::Result<()> {
     Ok(thread::set_capabilities(None, sets)?)
 }
 
+/// Whether all of these capabilities are permitted.
+pub fn has(caps: u64) -> bool {
+    get().is_ok_and(|sets| sets.permitted & caps == caps)
+}
+
 /// Keeps only the service's capabilities, also for programs that it might run, with only [`READ`] in effect: the
-/// others are for its recorders, and for [`raised`]. `also`: further ones to keep, for [`nice`].
+/// others are for its recorders, and for [`raised`]. `also`: further ones to keep, for [`nice`] and the network's process.
 ///
 /// # Errors
 /// The system refuses; nothing or only a part has been given up.

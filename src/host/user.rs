@@ -37,6 +37,22 @@ impl User {
         User::look_up(uid, None)
     }
 
+    /// The same; without an entry in the database, a user who has this number alone.
+    ///
+    /// # Errors
+    /// As for [`User::find`].
+    pub fn or_bare(uid: u32) -> io::Result<User> {
+        let bare = || User {
+            uid,
+            gid: uid,
+            groups: Vec::new(),
+            name: "".into(),
+            home: "/".into(),
+            shell: "".into(),
+        };
+        Ok(User::of(uid)?.unwrap_or_else(bare))
+    }
+
     fn look_up(uid: u32, gid: Option<u32>) -> io::Result<Option<User>> {
         let mut text = vec![0 as libc::c_char; 4096];
         loop {
@@ -129,5 +145,8 @@ mod tests {
         assert!(root.groups.contains(&7), "{:?}", root.groups);
         assert_eq!(User::find(3_999_999_999, 0).expect("readable"), None);
         assert_eq!(User::of(0).expect("readable").map(|user| user.gid), Some(0));
+        let bare = User::or_bare(3_999_999_999).expect("readable");
+        assert_eq!((bare.uid, bare.gid, bare.groups.len()), (3_999_999_999, 3_999_999_999, 0));
+        assert_eq!(User::or_bare(0).expect("readable").name, "root");
     }
 }

@@ -136,8 +136,8 @@ class Service(Metrics):
         super().setUp()
         self.need_profinfer()
 
-    def start(self, name, more="", rules='\n[[rule]]\nname = "none"\nignore = true\n'):
-        """A service in a directory of its own. Returns its process and its directory."""
+    def start(self, name, more="", rules='\n[[rule]]\nname = "none"\nignore = true\n', by=()):
+        """A service in a directory of its own, started by a program or by us. Returns its process and its directory."""
         own = self.dir / name
         own.mkdir(mode=0o700)
         conf = own / "conf.toml"
@@ -147,7 +147,7 @@ class Service(Metrics):
         )
         log = (own / "log").open("w")
         self.addCleanup(log.close)
-        service = subprocess.Popen([PROFINFER, "serve", "--conf", conf], stdout=log, stderr=log, start_new_session=True)
+        service = subprocess.Popen([*by, PROFINFER, "serve", "--conf", conf], stdout=log, stderr=log, start_new_session=True)
         self.addCleanup(self.stop, service)
 
         def ready():
@@ -203,7 +203,10 @@ class Service(Metrics):
             status, _, headers = self.get(address, method)
             self.assertEqual((status, headers["Allow"]), (405, "GET, HEAD"))
         self.assertEqual(self.get(address, path="/" + 9000 * "a")[0], 431)
+        # A name that somebody has given this machine's address.
+        self.assertEqual(self.get(address, Host="rebound.example:9464")[0], 421)
         host, port = address.split(":")
+        self.assertEqual(self.get(address, Host=f"localhost:{port}")[0], 200)
         silent = [socket.create_connection((host, int(port)), timeout=20) for _ in range(100)]
         self.assertEqual(self.get(address)[0], 200)
         # Most were closed to make room, the others are when their time is over.
@@ -222,23 +225,41 @@ class Service(Metrics):
         self.assertGreaterEqual(served, 8)
         self.assertIsNone(service.poll())
 
+    def talker(self, service):
+        """The status of the process that talks."""
+        for status in Path("/proc").glob("[0-9]*/status"):
+            try:
+                text = status.read_text()
+            except OSError:
+                continue
+            # When it has this, it has everything else.
+            if "Name:\tprofinfer-net\n" in text and f"\nPPid:\t{service.pid}\n" in text and "\nNoNewPrivs:\t1\n" in text:
+                return text
+        return None
+
+    def test_a_client_that_sends_nothing_more_gets_its_answer(self):
+        _, own, _ = self.start("a")
+        for request, wanted in [("status", '"state":"waiting"'), ("dump", "no run is in a ring"), ("watch", '"hello"'), ("stop", "{}")]:
+            with socket.socket(socket.AF_UNIX) as client:
+                client.settimeout(20)
+                client.connect(str(own / "socket"))
+                client.sendall(f"{request}\n".encode())
+                # As socat does when its input ends.
+                client.shutdown(socket.SHUT_WR)
+                line = client.makefile().readline()
+            self.assertIn(wanted, line)
+
     def test_the_process_that_talks_has_no_privilege_and_ends_with_the_service(self):
         service, _, address = self.start("a")
-
-        def talker():
-            for status in Path("/proc").glob("[0-9]*/status"):
-                try:
-                    text = status.read_text()
-                except OSError:
-                    continue
-                if "Name:\tprofinfer-net\n" in text and f"\nPPid:\t{service.pid}\n" in text:
-                    return text
-            return None
-
-        text = until("it runs", talker)
+        text = until("it runs", lambda: self.talker(service))
         for kind in ["CapEff", "CapPrm", "CapInh", "CapAmb"]:
             self.assertRegex(text, rf"(?m)^{kind}:\t0+$")
-        self.assertRegex(text, r"(?m)^NoNewPrivs:\t1$")
+        # It owns nothing of root's.
+        ours = int(re.search(r"(?m)^CapPrm:\t(\w+)$", Path("/proc/self/status").read_text())[1], 16)
+        may_become = ours >> 6 & 3 == 3
+        if os.geteuid() == 0 and may_become:
+            for kind in ["Uid", "Gid", "Groups"]:
+                self.assertNotRegex(text, rf"(?m)^{kind}:.*\b0\b")
         # Nothing of the service is open there.
         pid = re.search(r"(?m)^Pid:\t(\d+)$", text)[1]
         files = {os.readlink(fd) for fd in Path(f"/proc/{pid}/fd").iterdir() if int(fd.name) > 2}
@@ -248,6 +269,15 @@ class Service(Metrics):
         service.kill()
         service.wait()
         until("nobody listens", lambda: not self.answers(address))
+
+    def test_without_the_right_to_become_another_user_it_works_too(self):
+        self.need_root()
+        self.need("setpriv")
+        service, _, address = self.start("a", by=["setpriv", "--bounding-set=-setuid,-setgid"])
+        text = until("it runs", lambda: self.talker(service))
+        self.assertRegex(text, r"(?m)^CapPrm:\t0+$")
+        self.assertRegex(text, r"(?m)^Uid:\t0\b")
+        self.assertEqual(self.get(address)[0], 200)
 
     def answers(self, address):
         try:

@@ -126,6 +126,13 @@ pub struct NetSettings {
     pub otlp: Option<OtlpSettings>,
 }
 
+impl NetSettings {
+    /// Whether anything is.
+    pub fn is_wanted(&self) -> bool {
+        self.listen.is_some() || self.otlp.is_some()
+    }
+}
+
 /// Reads the address to listen on: `127.0.0.1:9464`, `[::1]:9464`, `localhost:9464`. Port 0: any free one.
 ///
 /// # Errors

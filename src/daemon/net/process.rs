@@ -1,4 +1,5 @@
-//! The process that talks to scrapers and to the receiver. It has no privilege, and ends with the service.
+//! The process that talks to scrapers and to the receiver. It has no privilege, is another user where it can become one, and
+//! ends with the service.
 //!
 //! fork(2) and signal handlers have no safe interface.
 
@@ -16,6 +17,8 @@ use super::push::Pusher;
 use super::{NetReport, TextKind, TextPart};
 use crate::daemon::channel::Channel;
 use crate::daemon::recorder::{Leave, call_itself, close_all_but};
+use crate::daemon::rules::RuleUser;
+use crate::host::user::User;
 use crate::host::{capset, ready};
 
 /// Interval of reports to the service, if there is news.
@@ -24,6 +27,8 @@ const TELL: Duration = Duration::from_millis(500);
 const REST: Duration = Duration::from_secs(60);
 /// Largest text; a service sends none that is near it.
 const LARGEST: usize = 64 << 20;
+/// The user `nobody` where it has no entry (the kernel's `overflowuid`).
+const NOBODY: u32 = 65534;
 /// Lines of a report at most.
 const LINES: usize = 8;
 
@@ -53,8 +58,20 @@ pub(super) fn start(listener: Option<&TcpListener>, settings: &NetSettings) -> i
     }
 }
 
+/// Becomes a user to whom nothing belongs. root without any privilege still owns root's files, and may send signals to
+/// root's processes. Where that is refused, it stays so.
+fn become_nobody() {
+    if !rustix::process::geteuid().is_root() || !capset::has(capset::BECOME) {
+        return;
+    }
+    let nobody = RuleUser::of("nobody").map_or(NOBODY, |user| user.uid);
+    let entered = capset::keep(capset::BECOME).and_then(|()| User::or_bare(nobody)?.enter());
+    drop(entered);
+}
+
 /// Gives up all privileges, and ignores signals that are for the service.
 fn alone() {
+    become_nobody();
     drop(capset::keep(0));
     let _ = rustix::thread::set_no_new_privs(true);
     // SAFETY: plain system calls on numbers, and a set that is filled before it is used.

@@ -5,11 +5,12 @@ use std::net::TcpStream;
 
 use super::endpoint::{Endpoint, OtlpSettings};
 use super::*;
+use crate::host::capset;
 use crate::host::wake::until;
 
 fn scrape(address: &str) -> String {
     let mut stream = TcpStream::connect(address).expect("connected");
-    stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n").expect("sent");
+    stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n").expect("sent");
     let mut answer = String::new();
     stream.read_to_string(&mut answer).expect("answered");
     answer
@@ -89,6 +90,13 @@ fn a_process_that_dies_is_replaced_and_counts_go_on() {
         network.status().is_some_and(|s| s.scrapes.served == 1)
     });
     let pid = network.pid().expect("a process") as i32;
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("it runs");
+    let line = |name: &str| status.lines().find_map(|l| l.strip_prefix(name)).expect("a line").trim();
+    assert_eq!((line("CapPrm:"), line("NoNewPrivs:")), ("0000000000000000", "1"));
+    if rustix::process::geteuid().is_root() && capset::has(capset::BECOME) {
+        let is_root = |name| line(name).split_whitespace().any(|id| id == "0");
+        assert!(!is_root("Uid:") && !is_root("Gid:") && !is_root("Groups:"), "{status}");
+    }
     // SAFETY: a signal to the child that was started above, and the wait for it.
     unsafe {
         libc::kill(pid, libc::SIGKILL);
