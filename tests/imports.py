@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Checks the architecture: imports between directories, and no import cycle of more than four files.
+"""Checks the architecture: imports between directories, no import cycle of more than four files, and who starts programs.
 
 Cargo rejects upward imports between crates; the directories of src/ are one crate, so their imports are checked here. Tests
 inside a file may import anything. `--figures` prints the cycles."""
@@ -33,6 +33,20 @@ FOLDERS = {
     "daemon": {"common", "ggml", "pfi"},
     "tuner": {"analysis", "common", "pfi", "tune"},
     "cli": set(CRATES),
+}
+# Files of src/ that start programs. Under sudo a program that the user names must not run as root: what is started as the
+# user calls host::child::run_as, and every other file starts only programs that root trusts already.
+USERS = "a program of the user's"
+STARTS = {
+    "cli/html.rs": "a browser, never under sudo",
+    "cli/remote/client.rs": "ssh and hdc, as the caller of profinfer",
+    "cli/selftest.rs": "this program, and its ggml-runner",
+    "capture/inside/measure.rs": "true, to measure a hit",
+    "daemon/hook.rs": "the configuration's program, as the configuration says",
+    "daemon/idle_peaks.rs": "this program",
+    "host/target.rs": USERS,
+    "tuner/help.rs": USERS,
+    "tuner/trial.rs": "this program",
 }
 # Maximum number of files in an import cycle.
 CIRCLE = 4
@@ -176,6 +190,19 @@ def crates():
             yield f"crates/{name}/Cargo.toml: it may not depend on {dependency}"
 
 
+def starts(file, text):
+    """What is wrong with a file of src/ that starts programs."""
+    code = code_of(text)
+    name = str(file.relative_to(ROOT / "src"))
+    if not re.search(r"\bCommand::new\(|\bexecv", code):
+        return [f"src/{name}: starts no program any more: take it from tests/imports.py"] if name in STARTS else []
+    if name not in STARTS:
+        return [f"src/{name}: starts a program, and tests/imports.py does not say which and as whom"]
+    if STARTS[name] == USERS and "run_as(" not in code:
+        return [f"src/{name}: starts {USERS} without host::child::run_as"]
+    return []
+
+
 def self_test(modules):
     """Deliberately wrong imports are detected; correct ones are not reported."""
     file = modules[("host", "maps")]
@@ -186,6 +213,9 @@ def self_test(modules):
     for text, count in [(t, 1) for t in wrong] + [(t, 0) for t in right]:
         found = imports({**modules}, lambda f, text=text: text if f == file else "")
         assert len(list(upward(modules, found))) == count, text
+    for text, name, count in [("Command::new(x)", "host/maps.rs", 1), ("", "host/maps.rs", 0), ("", "tuner/help.rs", 1),
+                              ("Command::new(x)", "tuner/help.rs", 1), ("Command::new(x); run_as(x)", "tuner/help.rs", 0)]:
+        assert len(starts(ROOT / "src" / name, text)) == count, (text, name)
     a, b = ("host", "maps"), ("host", "open")
     texts = {modules[a]: "use super::open;", modules[b]: "use crate::host::maps::FileId;"}
     assert circles(imports(modules, lambda f: texts.get(f, ""))) == [["host/maps", "host/open"]]
@@ -197,6 +227,9 @@ def main():
     self_test(own)
     for folder in sorted({m[0] for m in own if len(m) > 1} - set(FOLDERS)):
         found.append(f"src/{folder}: tests/imports.py does not say what it may import")
+    # Tests in files of their own may start what they like.
+    for file in sorted(f for f in own.values() if f.stem != "tests"):
+        found += starts(file, file.read_text())
     for folder in [ROOT / "src", *sorted(ROOT.glob("crates/*/src"))]:
         modules = files_of(folder)
         all_of = list(imports(modules))

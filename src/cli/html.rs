@@ -178,6 +178,12 @@ fn run(args: &Args) -> anyhow::Result<ExitCode> {
 
 /// Starts a browser on the page, and does not wait for it.
 fn browse(page: &Path) -> anyhow::Result<()> {
+    if std::env::var_os("SUDO_UID").is_some_and(|uid| uid != "0") {
+        bail!(
+            "--open does not start a browser under sudo: open {} yourself, or call this without sudo",
+            page.display()
+        );
+    }
     let programs = std::env::var_os("BROWSER").into_iter().chain(["xdg-open".into(), "open".into()]);
     for program in programs {
         let mut command = process::Command::new(program);

@@ -11,6 +11,7 @@ use anyhow::Context;
 use super::args::{Args, Argument, Choice, Command, Flag, FlagGroup, Usage};
 #[cfg(not(feature = "board"))]
 use super::output::{FORCE, MODE, OutputRules, whole as whole_file};
+use super::record::caller::Caller;
 use super::record::flags::cpus;
 use super::report::style;
 use super::values::{any_of, choice, percent, time, whole};
@@ -99,6 +100,8 @@ const RUNS: FlagGroup = FlagGroup {
         Flag::value("foreign-load", "SHARE", "Repeat a run if other programs used more than this of one CPU")
             .default("10%"),
         super::record::sensors::METER,
+        Flag::switch("as-root", "Under sudo, run COMMAND as root [default: as the user who called sudo]")
+            .cli_only(),
         Flag::switch("no-energy", "Do not measure energy").excludes(&["meter"]),
         Flag::switch("fresh", "Do not use what earlier calls have measured"),
         Flag::switch("no-keep", "Do not keep what is measured"),
@@ -254,11 +257,21 @@ fn options(args: &Args, sysfs: PathBuf) -> anyhow::Result<TuneOptions> {
         energy: !args.flag("no-energy"),
         keep: keep.filter(|_| !args.flag("no-keep")),
         fresh: args.flag("fresh"),
-        record: args
-            .path("meter")?
-            .map(|file| [OsString::from("--meter"), file.into()].to_vec())
-            .unwrap_or_default(),
+        user: Caller::read(args)?.map(Caller::user).transpose()?,
+        record: record_flags(args)?,
     })
+}
+
+/// For the recorder of each run.
+fn record_flags(args: &Args) -> anyhow::Result<Vec<OsString>> {
+    let mut flags = Vec::new();
+    if let Some(file) = args.path("meter")? {
+        flags.extend(["--meter".into(), file.into()]);
+    }
+    if args.flag("as-root") {
+        flags.push("--as-root".into());
+    }
+    Ok(flags)
 }
 
 /// `10%` of a CPU, `150%`.

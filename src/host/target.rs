@@ -10,6 +10,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use crate::host::child::run_as;
 use crate::host::machine::InheritedSettings;
 use crate::host::usage;
 use crate::host::user::User;
@@ -70,10 +71,6 @@ pub fn hold(
     let mut command = Command::new(program);
     command.args(args);
     streams.give(&mut command);
-    if let Some(user) = &user {
-        command.envs(user.environment());
-    }
-    command.envs(variables.iter().map(|(name, value)| (name, value)));
     let mut ends = Some((tell, wait));
     let ours = go.as_raw_fd();
     // SAFETY: runs in the child between fork and exec; it only closes, reads and writes pipes, gets its own pid and
@@ -85,13 +82,18 @@ pub fn hold(
             crate::host::wake::unblock();
             origin.restore()?;
             filesize::restore_signal();
-            if let Some(user) = &user {
-                user.enter()?;
-            }
-            match ends.take() {
-                Some((tell, wait)) => announce_and_wait(tell, wait),
-                None => Ok(()),
-            }
+            Ok(())
+        })
+    };
+    if let Some(user) = user {
+        run_as(&mut command, user);
+    }
+    command.envs(variables.iter().map(|(name, value)| (name, value)));
+    // SAFETY: as above.
+    unsafe {
+        command.pre_exec(move || match ends.take() {
+            Some((tell, wait)) => announce_and_wait(tell, wait),
+            None => Ok(()),
         })
     };
     // Command::spawn returns only after the exec, so it has to wait in another thread.

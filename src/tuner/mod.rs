@@ -12,6 +12,7 @@ mod help;
 pub mod huge_pages;
 pub mod knobs;
 mod lines;
+mod listener;
 pub mod machine;
 pub mod measure;
 mod placement;

@@ -31,7 +31,7 @@ impl Placement {
     pub fn look(&mut self, recorder: u32) {
         if self.searched.is_none_or(|at| at.elapsed() >= SEARCH) {
             self.searched = Some(Instant::now());
-            self.processes = below(recorder, &parents());
+            self.processes = descendants(recorder);
         }
         let program = |pid: u32| fs::read_link(format!("/proc/{pid}/exe")).ok();
         let own = program(recorder);
@@ -51,6 +51,11 @@ impl Placement {
     pub fn outside(&self, given: &[u32]) -> Vec<u32> {
         self.seen.iter().copied().filter(|cpu| !given.contains(cpu)).collect()
     }
+}
+
+/// Descendants of a process, at most [`PROCESSES`].
+pub fn descendants(pid: u32) -> Vec<u32> {
+    below(pid, &parents())
 }
 
 /// Descendants of a process. Threads are not in the table: a recorder's own are not taken for its command's.

@@ -1,5 +1,6 @@
 //! One request to llama-server over the loopback: a prompt of ours, an answer of a given length.
 
+use std::io::ErrorKind::{Interrupted, TimedOut, WouldBlock};
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
@@ -11,7 +12,7 @@ use crate::tuner::command::{Lengths, prompt_text};
 /// Time between two tries to reach a server that still loads its model.
 const AGAIN: Duration = Duration::from_millis(100);
 /// Maximum size of an answer that is read.
-const ANSWER: u64 = 16 << 20;
+const ANSWER: usize = 16 << 20;
 /// Maximum length of a server's reason, characters.
 const REASON: usize = 200;
 
@@ -33,7 +34,9 @@ pub enum RequestError {
     Refused(String),
     #[error("the request to the server failed: {0}")]
     Io(#[from] io::Error),
-    #[error("the run was stopped before the server was ready")]
+    #[error("port {0} is listened on by another program than the server that was started: it gets no key")]
+    Stranger(u16),
+    #[error("the run was stopped before the server had answered")]
     Stopped,
 }
 
@@ -45,15 +48,22 @@ pub fn free_port() -> io::Result<u16> {
     Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port())
 }
 
-/// Waits until the server is ready, and has it answer a prompt once.
+/// Waits until the server is ready, and has it answer a prompt once. `is_ours` says whether whoever listens on the port is
+/// the server that was started: nobody else gets the key.
 ///
 /// # Errors
 /// It does not get ready or refuses, or `stop` says so.
-pub fn ask(request: &Request, within: Duration, stop: &dyn Fn() -> bool) -> Result<(), RequestError> {
+pub fn ask(
+    request: &Request,
+    within: Duration,
+    is_ours: &dyn Fn() -> bool,
+    stop: &dyn Fn() -> bool,
+) -> Result<(), RequestError> {
     let (port, lengths) = (request.port, request.lengths);
     let begin = Instant::now();
     loop {
-        let why = match request.exchange("GET /health HTTP/1.1", "", within) {
+        // llama-server asks no key for this.
+        let why = match request.exchange("GET /health HTTP/1.1", "", None, within, stop) {
             Ok(answer) if answer.code() == "200" => break,
             // It listens, and will not answer this later either.
             Ok(answer) if answer.code() == "404" => return Err(RequestError::Refused(answer.why())),
@@ -68,6 +78,9 @@ pub fn ask(request: &Request, within: Duration, stop: &dyn Fn() -> bool) -> Resu
         }
         std::thread::sleep(AGAIN);
     }
+    if request.key.is_some() && !is_ours() {
+        return Err(RequestError::Stranger(port));
+    }
     let body = serde_json::json!({
         "prompt": prompt_text(lengths.prompt),
         "n_predict": lengths.tokens,
@@ -75,7 +88,8 @@ pub fn ask(request: &Request, within: Duration, stop: &dyn Fn() -> bool) -> Resu
         "cache_prompt": false,
         "temperature": 0.0,
     });
-    let answer = request.exchange("POST /completion HTTP/1.1", &body.to_string(), within)?;
+    let key = request.key.as_deref();
+    let answer = request.exchange("POST /completion HTTP/1.1", &body.to_string(), key, within, stop)?;
     match answer.code() {
         "200" => Ok(()),
         "400" => Err(RequestError::Refused(format!(
@@ -122,13 +136,20 @@ impl ServerAnswer {
 }
 
 impl Request {
-    /// Sends a request and reads the answer to its end.
-    fn exchange(&self, what: &str, body: &str, within: Duration) -> io::Result<ServerAnswer> {
-        let port = self.port;
+    /// Sends a request and reads the answer to its end, which must come `within` that time.
+    fn exchange(
+        &self,
+        what: &str,
+        body: &str,
+        key: Option<&str>,
+        within: Duration,
+        stop: &dyn Fn() -> bool,
+    ) -> io::Result<ServerAnswer> {
+        let (port, begin) = (self.port, Instant::now());
         let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port))?;
-        stream.set_read_timeout(Some(within))?;
+        stream.set_read_timeout(Some(AGAIN))?;
         // A key with such characters would be another header.
-        let key = self.key.as_ref().filter(|key| !key.chars().any(char::is_control));
+        let key = key.filter(|key| !key.chars().any(char::is_control));
         let key = key.map(|key| format!("Authorization: Bearer {key}\r\n")).unwrap_or_default();
         let head = format!(
             "{what}\r\nHost: 127.0.0.1:{port}\r\nConnection: close\r\nContent-Type: application/json\r\n{key}\
@@ -137,8 +158,19 @@ impl Request {
         );
         stream.write_all(head.as_bytes())?;
         stream.write_all(body.as_bytes())?;
-        let mut answer = Vec::new();
-        stream.take(ANSWER).read_to_end(&mut answer)?;
+        let (mut answer, mut part) = (Vec::new(), vec![0; 1 << 16]);
+        while answer.len() < ANSWER {
+            match stream.read(&mut part) {
+                Ok(0) => break,
+                Ok(n) => answer.extend_from_slice(part.get(..n).unwrap_or_default()),
+                // The first two: nothing came within the read timeout.
+                Err(e) if matches!(e.kind(), TimedOut | WouldBlock | Interrupted) => {}
+                Err(e) => return Err(e),
+            }
+            if begin.elapsed() >= within || stop() {
+                return Err(io::Error::new(TimedOut, "its answer did not come to an end"));
+            }
+        }
         Ok(ServerAnswer::of(&answer))
     }
 }
@@ -191,7 +223,7 @@ mod tests {
     #[test]
     fn the_request_is_sent_when_the_model_is_loaded() {
         let (port, thread) = server(&["503 Service Unavailable", "200 OK", "200 OK"]);
-        ask(&request(port), LONG, &|| false).expect("answered");
+        ask(&request(port), LONG, &|| true, &|| false).expect("answered");
         let asked = thread.join().expect("no panic");
         assert!(asked[0].starts_with("GET /health") && asked[1].starts_with("GET /health"));
         assert!(
@@ -199,21 +231,48 @@ mod tests {
             "{asked:?}"
         );
         assert!(asked[2].contains("\r\nAuthorization: Bearer secret\r\n"), "{asked:?}");
+        assert!(!asked[0].contains("secret") && !asked[1].contains("secret"), "{asked:?}");
+    }
+
+    #[test]
+    fn whoever_took_the_port_gets_no_key() {
+        let (port, thread) = server(&["200 OK"]);
+        let stranger = ask(&request(port), LONG, &|| false, &|| false).expect_err("refused");
+        assert!(matches!(stranger, RequestError::Stranger(at) if at == port), "{stranger}");
+        assert!(!thread.join().expect("no panic").concat().contains("secret"));
+    }
+
+    #[test]
+    fn an_answer_that_does_not_end_is_given_up() {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("bound");
+        let port = listener.local_addr().expect("an address").port();
+        // It drips until nobody listens any more.
+        let thread = std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().expect("a client");
+            while stream.write_all(b"x").is_ok() {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        });
+        let said =
+            ask(&request(port), Duration::from_millis(300), &|| true, &|| false).expect_err("no answer");
+        assert!(said.to_string().contains("did not come to an end"), "{said}");
+        thread.join().expect("no panic");
     }
 
     #[test]
     fn a_refusal_and_a_server_that_never_comes_are_told() {
         let (port, thread) = server(&["200 OK", "400 Bad Request"]);
-        let refused = ask(&request(port), LONG, &|| false).expect_err("refused").to_string();
+        let refused = ask(&request(port), LONG, &|| true, &|| false).expect_err("refused").to_string();
         assert!(refused.contains("answered 400 Bad Request: too long; --prompt"), "{refused}");
         thread.join().expect("no panic");
         let (port, thread) = server(&["404 Not Found"]);
-        let refused = ask(&request(port), LONG, &|| false).expect_err("refused").to_string();
+        let refused = ask(&request(port), LONG, &|| true, &|| false).expect_err("refused").to_string();
         assert!(refused.contains("404 Not Found"), "{refused}");
         thread.join().expect("no panic");
         let port = free_port().expect("a port");
-        let why = ask(&request(port), Duration::ZERO, &|| false).expect_err("nobody listens").to_string();
+        let why =
+            ask(&request(port), Duration::ZERO, &|| true, &|| false).expect_err("nobody listens").to_string();
         assert!(why.contains("not ready"), "{why}");
-        assert!(matches!(ask(&request(port), LONG, &|| true), Err(RequestError::Stopped)));
+        assert!(matches!(ask(&request(port), LONG, &|| true, &|| true), Err(RequestError::Stopped)));
     }
 }

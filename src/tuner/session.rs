@@ -16,6 +16,7 @@ use super::store::{Store, key};
 use super::trial::Recorder;
 use super::{help, huge_pages};
 use crate::host;
+use crate::host::user::User;
 use tune::answer::{Answer, ClusterRow, Line, Measured, TriedRow, WorkAnswer};
 use tune::{Basis, Candidate, Ended, Goal, Machine, Measure, Outcome, Refused, Sample, Stage};
 
@@ -58,6 +59,8 @@ pub struct TuneOptions {
     pub keep: Option<PathBuf>,
     /// Do not use measurements of earlier calls.
     pub fresh: bool,
+    /// The user that the command runs as; None: this process's.
+    pub user: Option<User>,
     /// Further flags for `profinfer record`.
     pub record: Vec<std::ffi::OsString>,
 }
@@ -131,7 +134,7 @@ pub fn tune(options: &TuneOptions, watch: &mut dyn Watcher) -> Result<Answer, Tu
         watch.tell(&format!("measurements are not kept: {e}"));
         Store::none()
     });
-    let help = help::of(&options.tuned);
+    let help = help::of(&options.tuned, options.user.clone(), &|| watch.stop());
     let mut measurer = Measurer::new(options, help, recorder, store, watch);
     if !limits.is_empty() {
         measurer.note(format!("measured within limits, and holds for these: {limits}"));

@@ -12,6 +12,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::host::child::die_with_parent;
 use crate::tuner::foreign::ForeignLoad;
+use crate::tuner::listener;
 use crate::tuner::placement::Placement;
 use crate::tuner::server::{self, Request};
 
@@ -156,10 +157,12 @@ impl Recorder {
     ) -> Result<(), String> {
         use std::sync::atomic::{AtomicBool, Ordering};
         let (ended, given_up) = (AtomicBool::new(false), AtomicBool::new(false));
+        let recorder = child.id();
         thread::scope(|scope| {
             let asking = scope.spawn(|| {
                 let within = Duration::from_secs(300);
-                let asked = server::ask(request, within, &|| given_up.load(Ordering::Relaxed));
+                let is_ours = || listener::is_below(recorder, request.port);
+                let asked = server::ask(request, within, &is_ours, &|| given_up.load(Ordering::Relaxed));
                 ended.store(true, Ordering::Relaxed);
                 asked
             });

@@ -126,3 +126,33 @@ fn what_is_no_user_is_an_error_and_nothing_runs() {
         assert!(!ran.exists() && !file.exists(), "{uid}");
     }
 }
+
+/// Each start of the command: its help text, and its runs.
+#[test]
+fn tune_runs_the_command_as_the_user_too() {
+    let _turn = live!(beside others);
+    let engine = fixture!("modern");
+    for (more, uid) in [(None, "65534"), (Some("--as-root"), "0")] {
+        let open = directory(0o777);
+        let (script, ids) = (open.path().join("llama-cli"), open.path().join("ids"));
+        let text = format!(
+            "#!/bin/sh\necho $(id -u) $1 >>{}\n[ $1 = --help ] || exec {} -n 20\n",
+            ids.display(),
+            engine.display()
+        );
+        fs::write(&script, text).expect("a script");
+        fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).expect("its mode");
+        let mut command = under_sudo("65534", "65534");
+        command.args(["tune", "--time", "1s", "--knobs", "none", "--no-energy", "--no-keep"]).args(more);
+        let r = run(command.arg("--").arg(&script).args(["-m", "x"]));
+        let said = fs::read_to_string(&ids).unwrap_or_else(|e| panic!("{e}: {}", r.stderr));
+        let mut lines = said.lines();
+        assert_eq!(lines.next(), Some(&*format!("{uid} --help")), "{}", r.stderr);
+        let runs: Vec<_> = lines.collect();
+        assert!(
+            !runs.is_empty() && runs.iter().all(|line| *line == format!("{uid} -m")),
+            "{said}: {}",
+            r.stderr
+        );
+    }
+}

@@ -476,6 +476,7 @@ fn a_page_is_opened_in_the_browser_that_is_named() {
     let with = |browser: &std::path::Path| {
         let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_profinfer"));
         command.current_dir(dir.path()).env("BROWSER", browser).env("PATH", "/nowhere");
+        command.env_remove("SUDO_UID");
         command.args(["html", "--open", "--force", "run.pfi"]).output().unwrap()
     };
     let out = with(&browser);
@@ -489,6 +490,10 @@ fn a_page_is_opened_in_the_browser_that_is_named() {
         "{}",
         text(&none.stderr)
     );
+    let mut sudo = std::process::Command::new(env!("CARGO_BIN_EXE_profinfer"));
+    sudo.current_dir(dir.path()).env("BROWSER", &browser).env("SUDO_UID", "1000");
+    let sudo = sudo.args(["html", "--open", "--force", "run.pfi"]).output().unwrap();
+    assert!(text(&sudo.stderr).contains("does not start a browser under sudo"), "{}", text(&sudo.stderr));
 }
 
 #[test]

@@ -111,7 +111,7 @@ unsafe extern "C" fn launching(_: *mut c_void, domain: u32, id: u32, data: *cons
     }
 }
 
-/// What CUPTI still has when the program ends is asked for then.
+/// What CUPTI still has when the program ends is asked for then; not by a child that was forked, in which CUDA does not work.
 fn at_exit() {
     unsafe extern "C" {
         fn __cxa_atexit(
@@ -121,6 +121,9 @@ fn at_exit() {
         ) -> i32;
     }
     unsafe extern "C" fn flush(_: *mut c_void) {
+        if handover::is_child() {
+            return;
+        }
         let flush = *FLUSH.lock();
         if let Some(flush) = flush {
             // SAFETY: CUPTI's own function.

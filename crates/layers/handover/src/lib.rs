@@ -7,11 +7,13 @@
 mod clock;
 mod lock;
 mod names;
+mod process;
 mod ticks;
 
 pub use clock::{ClockMap, monotonic};
 pub use lock::Lock;
 pub use names::{Handles, NAME, Names};
+pub use process::is_child;
 pub use ticks::Ticks;
 
 use core::sync::atomic::{AtomicU64, Ordering};

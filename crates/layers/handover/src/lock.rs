@@ -1,9 +1,10 @@
-//! A lock without an operating system's help.
+//! A lock without an operating system's help. A child that was forked while another thread held it takes it over: that thread
+//! is not in the child.
 
-use crate::clock;
+use crate::{clock, process};
 use core::cell::UnsafeCell;
 use core::ops::{Deref, DerefMut};
-use core::sync::atomic::{AtomicBool, Ordering};
+use core::sync::atomic::{AtomicU32, Ordering};
 
 /// Tries until a thread sleeps, and for how long.
 const PATIENCE: u32 = 100;
@@ -11,23 +12,26 @@ const SLEEP_NS: i64 = 50_000;
 
 /// A value that one thread at a time may use, for moments only.
 pub struct Lock<T> {
-    held: AtomicBool,
+    /// Number of the process whose thread holds it; 0: none does.
+    held: AtomicU32,
     value: UnsafeCell<T>,
 }
 
-// SAFETY: `held` admits one thread at a time to the value.
+// SAFETY: `held` admits one thread of a process at a time to the value.
 unsafe impl<T: Send> Sync for Lock<T> {}
 
 impl<T> Lock<T> {
     pub const fn new(value: T) -> Lock<T> {
-        Lock { held: AtomicBool::new(false), value: UnsafeCell::new(value) }
+        Lock { held: AtomicU32::new(0), value: UnsafeCell::new(value) }
     }
 
     /// None: another thread has it.
     pub fn try_lock(&self) -> Option<Held<'_, T>> {
-        let free = self.held.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_ok();
+        let own = process::number();
+        let take = |from| self.held.compare_exchange(from, own, Ordering::Acquire, Ordering::Relaxed);
+        let taken = take(0).or_else(|holder| if holder == own { Err(holder) } else { take(holder) });
         // Made only where the lock was taken: to drop it gives the lock back.
-        free.then(|| Held { lock: self })
+        taken.is_ok().then(|| Held { lock: self })
     }
 
     pub fn lock(&self) -> Held<'_, T> {
@@ -74,7 +78,7 @@ impl<T> DerefMut for Held<'_, T> {
 
 impl<T> Drop for Held<'_, T> {
     fn drop(&mut self) {
-        self.lock.held.store(false, Ordering::Release);
+        self.lock.held.store(0, Ordering::Release);
     }
 }
 
@@ -90,6 +94,35 @@ mod tests {
         assert!(lock.try_lock().is_none());
         drop(held);
         assert!(lock.try_lock().is_some());
+    }
+
+    #[test]
+    fn a_child_of_a_fork_takes_over_what_its_parents_threads_held() {
+        static LOCK: Lock<u32> = Lock::new(7);
+        let held = LOCK.lock();
+        // SAFETY: the child only takes the lock, asks which process it is, and exits.
+        let (child, status) = unsafe {
+            unsafe extern "C" {
+                fn fork() -> i32;
+                fn _exit(code: i32) -> !;
+                fn waitpid(pid: i32, status: *mut i32, options: i32) -> i32;
+            }
+            let child = fork();
+            if child == 0 {
+                let first = LOCK.try_lock().is_some_and(|value| *value == 7);
+                let held = LOCK.lock();
+                let second = LOCK.try_lock().is_none();
+                drop(held);
+                _exit(i32::from(!(first && second && process::is_child())));
+            }
+            let mut status = -1;
+            (waitpid(child, &raw mut status, 0), status)
+        };
+        assert!(child > 0);
+        assert_eq!(status, 0, "the child did not get the lock");
+        assert!(LOCK.try_lock().is_none() && !process::is_child(), "the parent still has it");
+        drop(held);
+        assert!(LOCK.try_lock().is_some());
     }
 
     #[test]

@@ -142,8 +142,12 @@ pub fn hand_over() {
     }
 }
 
-/// The program ends: what is still on its way has no times. The runtime may be gone, and is not called.
+/// The program ends: what is still on its way has no times. The runtime may be gone, and is not called. A child that was
+/// forked has nothing on its way: what it knows of is its parent's.
 pub fn end() {
+    if handover::is_child() {
+        return;
+    }
     if let (Some(mut collector), Some(mut state)) = (COLLECTOR.try_lock(), WAITING_KERNELS.try_lock()) {
         let left = state.kernels.iter().take(state.len).filter(|k| !k.event.is_null()).count();
         collector.batch.lose(left, Reason::Unended);

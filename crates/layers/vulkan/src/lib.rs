@@ -24,9 +24,12 @@ static LAYER: Lock<Layer> = Lock::new(Layer::new());
 #[unsafe(link_section = ".fini_array")]
 static END: extern "C" fn() = end;
 
-/// What is still on its way has no times. The driver may be gone, and is not called.
+/// What is still on its way has no times. The driver may be gone, and is not called. What a child that was forked knows of is
+/// its parent's.
 extern "C" fn end() {
-    if let Some(mut layer) = LAYER.try_lock() {
+    if !handover::is_child()
+        && let Some(mut layer) = LAYER.try_lock()
+    {
         layer.abandon(None, Reason::Unended);
     }
 }
