@@ -97,6 +97,7 @@ const BENCH_WORK: [&str; 9] =
 /// With a file for the prompt's state, later runs would have no prefill.
 const CLI_WORK: [&str; 4] = ["-n", "--predict", "--n-predict", "--prompt-cache"];
 const RUNNER_WORK: [&str; 6] = ["-p", "--prompt", "-n", "--decode", "-r", "--repeat"];
+const NO_ROOFLINE: &str = "--no-roofline";
 /// The request is sent over the loopback, without TLS.
 const SERVER_WORK: [&str; 5] = ["--port", "--host", "--api-prefix", "--ssl-key-file", "--ssl-cert-file"];
 const PROMPTS: [&str; 6] = ["-p", "--prompt", "-f", "--file", "-bf", "--binary-file"];
@@ -263,7 +264,13 @@ impl Tuned {
         match (self.engine, work) {
             (Engine::Bench, Work::Decode) => text(&["-p", "0", "-n", &tokens, "-r", "1"]),
             (Engine::Bench, Work::Prefill) => text(&["-p", &prompt, "-n", "0", "-r", "2"]),
-            (Engine::Runner, _) => text(&["-p", &prompt, "-n", &tokens, "-r", "1", "--no-roofline"]),
+            (Engine::Runner, _) => {
+                let mut flags = text(&["-p", &prompt, "-n", &tokens, "-r", "1"]);
+                // The runner refuses a flag that is given twice.
+                let given = self.argv.iter().any(|word| word == NO_ROOFLINE);
+                flags.extend((!given).then(|| NO_ROOFLINE.to_owned()));
+                flags
+            }
             (Engine::Cli, _) => {
                 let mut flags = text(&["-n", &tokens]);
                 let asked = has_flag(&self.argv, self.at + 1, &PROMPTS);
@@ -418,6 +425,15 @@ mod tests {
         assert!(run("llama-completion -m m.gguf", Work::Decode).contains(" -p the model reads"));
         let server = run("llama-server -m m.gguf --port 80", Work::Decode);
         assert_eq!(server, "llama-server -m m.gguf --host 127.0.0.1 --port 8123 -t 2");
+    }
+
+    #[test]
+    fn the_runner_measures_no_roofline_however_it_is_told() {
+        for own in ["ggml-runner run -m m.gguf -t 1 -n 9", "ggml-runner run -m m.gguf --no-roofline"] {
+            let run = run(own, Work::Decode);
+            assert_eq!(run.matches("--no-roofline").count(), 1, "{run}");
+            assert!(run.ends_with(" -t 2") && run.contains(" -p 128 -n 32 -r 1"), "{run}");
+        }
     }
 
     #[test]

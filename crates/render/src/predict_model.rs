@@ -52,12 +52,16 @@ fn model(p: &ModelPrediction) -> String {
 fn work(p: &ModelPrediction) -> String {
     let w = &p.work;
     format!(
-        "reads {:.1} MB of weights and {:.1} kB of keys and values per position; {}OP on quantised weights, {}OP on others",
+        "reads {:.1} MB of weights and {:.1} kB of keys and values per position; {} on quantised weights, {} on others",
         w.weight_bytes / 1e6,
         w.cache_bytes_a_position / 1e3,
-        decimal(w.int8_ops),
-        decimal(w.f32_ops)
+        operations(w.int8_ops),
+        operations(w.f32_ops)
     )
+}
+
+fn operations(n: f64) -> String {
+    if n < 1.0 { "no operations".to_owned() } else { format!("{}OP", decimal(n)) }
 }
 
 fn memory(p: &ModelPrediction) -> String {
