@@ -8,6 +8,7 @@ use crate::cli::args::{Args, Flag, FlagGroup, Usage};
 use crate::cli::values::{choice, whole};
 use crate::engine::enqueue::{self, OpProbe};
 use crate::engine::layer::{LAYERS, Layer, VULKAN};
+use crate::host::owner;
 use crate::recorder::recording::{RecordOptions, Target};
 
 pub const FLAGS: FlagGroup = FlagGroup {
@@ -94,6 +95,27 @@ fn op_probe(text: &str) -> Result<(&str, u8), String> {
     Ok((symbol, argument))
 }
 
+/// Where this program's layers are: beside it, or, of a package, whose programs are in a `bin`, in a directory of their own.
+fn directory(own: &Path) -> PathBuf {
+    let dir = own.parent().unwrap_or(Path::new("/"));
+    let packaged = dir.parent().filter(|_| dir.ends_with("bin")).map(|above| above.join("lib/profinfer"));
+    packaged.filter(|packaged| packaged.join(LAYERS[0].file).is_file()).unwrap_or_else(|| dir.to_owned())
+}
+
+/// Whether these files may become part of an engine: loaders separate paths by colons, and nobody else must be able to
+/// change them.
+fn loadable(mut files: impl Iterator<Item = PathBuf>) -> Result<(), String> {
+    files.try_for_each(|file| {
+        let why = match file.as_os_str().as_encoded_bytes().contains(&b':') {
+            true => Err("its path has a colon, at which loaders divide it".to_owned()),
+            false => owner::only_ours(&file),
+        };
+        why.map_err(|why| {
+            format!("--gpu kernel does not load {}: {why}; move this program and its layers", file.display())
+        })
+    })
+}
+
 /// Where the times of kernels come from: the layers that a started command loads, as a running process has loaded its
 /// own, or will not; and whether the engine's own timestamps are read.
 ///
@@ -114,16 +136,15 @@ pub fn sources(args: &Args, target: &Target, gpu: GpuDetail) -> Result<(Vec<Path
     if !matches!(target, Target::Command(_)) {
         return Ok((Vec::new(), true));
     }
-    let own = std::env::current_exe().unwrap_or_default();
-    let dir = own.parent().unwrap_or(Path::new("/"));
-    // A package has them in a directory of their own.
-    let packaged = dir.join("../lib/profinfer");
-    let dir = if packaged.join(LAYERS[0].file).is_file() { packaged } else { dir.to_owned() };
+    let dir = directory(&std::env::current_exe().unwrap_or_default());
     let path = |layer: &Layer| {
         let files = [Some(layer.file), layer.manifest].into_iter().flatten().map(|file| dir.join(file));
         let or = if layer.runtime == VULKAN { "; --gpu-times logger needs none for Vulkan" } else { "" };
-        match files.into_iter().find(|file| !file.is_file()) {
-            None => Ok(std::fs::canonicalize(&dir).unwrap_or_else(|_| dir.clone()).join(layer.file)),
+        match files.clone().find(|file| !file.is_file()) {
+            None => match loadable(files) {
+                Ok(()) => Ok(dir.join(layer.file)),
+                Err(why) => Err(Usage::new(format!("{}{why}", args.place(&["gpu"])))),
+            },
             Some(missing) => Err(Usage::new(format!(
                 "{}--gpu kernel needs the layer for {}, and there is no {}: it comes with this program and belongs \
                  beside it (`make layers` builds it){or}",
@@ -139,4 +160,42 @@ pub fn sources(args: &Args, target: &Target, gpu: GpuDetail) -> Result<(Vec<Path
         .map(path)
         .collect::<Result<_, _>>()?;
     Ok((layers, logger))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    #[test]
+    fn layers_are_taken_from_a_package_or_from_beside_the_program() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let packaged = dir.path().join("lib/profinfer");
+        fs::create_dir_all(&packaged).expect("made");
+        assert_eq!(directory(&dir.path().join("bin/profinfer")), dir.path().join("bin"));
+        fs::write(packaged.join(LAYERS[0].file), "x").expect("written");
+        assert_eq!(directory(&dir.path().join("bin/profinfer")), packaged);
+        // In /tmp/mine/, what is in /tmp/lib/ is somebody else's.
+        assert_eq!(directory(&dir.path().join("mine/profinfer")), dir.path().join("mine"));
+    }
+
+    #[test]
+    fn a_layer_that_others_can_change_is_not_loaded() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let at = |name: &str| {
+            let path = dir.path().join(name);
+            fs::create_dir_all(path.parent().expect("a parent")).expect("made");
+            fs::write(&path, "x").expect("written");
+            path
+        };
+        let (good, odd) = (at("own/layer.so"), at("a:b/layer.so"));
+        assert_eq!(loadable([good.clone()].into_iter()), Ok(()));
+        let said = loadable([good.clone(), odd].into_iter()).expect_err("a colon");
+        assert!(said.contains("a:b/layer.so: its path has a colon"), "{said}");
+        fs::set_permissions(dir.path().join("own"), fs::Permissions::from_mode(0o777)).expect("its mode");
+        let said = loadable([good].into_iter()).expect_err("everybody can exchange it");
+        assert!(said.contains("other users can change") && said.contains("move this program"), "{said}");
+    }
 }
