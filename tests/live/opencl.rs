@@ -80,6 +80,11 @@ fn profile(dir: &Path) -> Vec<(String, String, u64)> {
     text.lines().skip(1).map(row).collect()
 }
 
+/// How far the engine's figure of a kernel may be from the truth: it computes in single precision, which has 24 bits.
+fn rounded(ns: u64) -> u64 {
+    ns >> 23
+}
+
 /// The timeline has a track with this many kernels, each with its nodes.
 fn drawn(run: &Run, n: usize) {
     let out = run.trace.with_extension("json");
@@ -116,7 +121,8 @@ fn kernels_are_those_of_the_engines_own_profile() {
     assert_eq!(placed.len(), own.len());
     for (k, (tensor, kernel, ns)) in placed.iter().zip(&own) {
         assert_eq!(all.kernel_names[&k.times.name], kernel);
-        assert_eq!(k.times.ended - k.times.started, *ns, "{kernel} of {tensor}");
+        let took = k.times.ended - k.times.started;
+        assert!(took.abs_diff(*ns) <= rounded(*ns), "{kernel} of {tensor}: {took} and {ns}");
         assert!(tensors(all, &idents, k).contains(&&**tensor), "{tensor}: {:?}", tensors(all, &idents, k));
         let (t, error) = (k.times, k.of.error_ns);
         assert!(t.host <= t.queued + error && t.queued <= t.submitted, "{t:?}");
@@ -131,7 +137,8 @@ fn kernels_are_those_of_the_engines_own_profile() {
     let kernels: u64 = [prefill, decode].iter().map(|d| sum(&d["device"]["ops"], "kernels")).sum();
     assert_eq!(kernels, own.len() as u64);
     let ns: u64 = [prefill, decode].iter().map(|d| sum(&d["device"]["by_kernel"], "device_ns")).sum();
-    assert_eq!(ns, own.iter().map(|o| o.2).sum::<u64>());
+    let (owns, off) = own.iter().fold((0, 0), |(sum, off), o| (sum + o.2, off + rounded(o.2)));
+    assert!(ns.abs_diff(owns) <= off, "{ns} and {owns}");
     for phase in [prefill, decode] {
         seen_whole(phase);
         counted_as_executed(phase);
