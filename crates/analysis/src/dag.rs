@@ -144,7 +144,7 @@ pub static METRICS: [MetricFacts; 8] = [
         metric: Metric::Gbps,
         name: "gbps",
         key: "gb_per_s",
-        what: "bytes of the cost model over the slowest thread's time (thread 0's without barriers)",
+        what: "bytes of the cost model over the time in which any thread computed (thread 0's without barriers)",
         needs: "no time was recorded, or the cost model knows none of these ops",
     },
     MetricFacts {

@@ -33,7 +33,8 @@ pub struct PosStat {
     /// Slowest thread's busy time and mean over the threads, each summed over the graphs; barrier mode only.
     pub slowest: u64,
     pub mean: f64,
-    /// Like `slowest`, but thread 0's time in interval mode: the time used for model bytes per second.
+    /// The time in which any thread computed it, summed over the graphs; thread 0's time in interval mode. The time used for
+    /// model bytes per second: threads that take turns on a CPU need it one after the other.
     pub span: u64,
 }
 
@@ -243,12 +244,46 @@ fn sum(loaded: &Loaded<'_>, units: &[GraphRuns<'_, '_>], progress: &LoadProgress
 }
 
 /// Per position of the current graph: slowest thread, sum over threads, and number of threads.
-#[derive(Default, Clone, Copy)]
+#[derive(Default, Clone)]
 struct PositionTimes {
     max: u64,
     sum: u64,
     n: u64,
     thread0: u64,
+    /// When each thread computed it: start and end, in order of the starts.
+    busy: Vec<(i64, i64)>,
+}
+
+impl PositionTimes {
+    fn slice(&mut self, start: i64, spent: u64, ith: u16) {
+        self.max = self.max.max(spent);
+        self.sum = self.sum.saturating_add(spent);
+        self.n += 1;
+        if ith == 0 {
+            self.thread0 = self.thread0.saturating_add(spent);
+        }
+        // Of few threads.
+        let at = self.busy.partition_point(|&(other, _)| other <= start);
+        self.busy.insert(at, (start, start.saturating_add_unsigned(spent)));
+    }
+
+    /// Forgets everything but the room for it.
+    fn clear(&mut self) {
+        let mut busy = std::mem::take(&mut self.busy);
+        busy.clear();
+        *self = PositionTimes { busy, ..PositionTimes::default() };
+    }
+
+    /// The time in which any thread computed it.
+    fn any(&self) -> u64 {
+        let mut until = i64::MIN;
+        let mut any = 0u64;
+        for &(start, end) in &self.busy {
+            any = any.saturating_add(end.saturating_sub(start.max(until)).max(0) as u64);
+            until = until.max(end);
+        }
+        any
+    }
 }
 
 /// One thread's share of the pass. No allocation in steady state: maps and scratch space grow to the number of
@@ -328,16 +363,17 @@ impl Worker {
             self.run(run, unit.runs.get(i + 1), graph, unit, &mut plan, &mut total);
         }
         for position in self.touched.drain(..) {
-            let Some(a) = self.across.get_mut(position).map(std::mem::take) else { continue };
+            let Some(a) = self.across.get_mut(position) else { continue };
             let Some(stat) = plan.positions.get_mut(position) else { continue };
             stat.all_threads = stat.all_threads.saturating_add(a.sum);
             if first.barrier {
                 stat.slowest = stat.slowest.saturating_add(a.max);
                 stat.mean += a.sum as f64 / a.n as f64;
-                stat.span = stat.span.saturating_add(a.max);
+                stat.span = stat.span.saturating_add(a.any());
             } else {
                 stat.span = stat.span.saturating_add(a.thread0);
             }
+            a.clear();
         }
         self.sums.plans.insert((first.plan, unit.phase), plan);
         self.close(unit, first.barrier, &total);
@@ -388,12 +424,7 @@ impl Worker {
                 if a.n == 0 {
                     self.touched.push(position);
                 }
-                a.max = a.max.max(spent);
-                a.sum = a.sum.saturating_add(spent);
-                a.n += 1;
-                if run.ith == 0 {
-                    a.thread0 = a.thread0.saturating_add(spent);
-                }
+                a.slice(slice.start, spent, run.ith);
             } else {
                 plan.beyond.all_threads = plan.beyond.all_threads.saturating_add(spent);
             }
@@ -415,5 +446,29 @@ impl Worker {
         thread.wait = thread.wait.saturating_add(waits);
         thread.tids.insert(run.tid);
         thread.cpus.merge(cpus.finish());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_op_takes_as_long_as_any_thread_computes_it() {
+        let any = |slices: &[(i64, u64)]| {
+            let mut times = PositionTimes::default();
+            slices.iter().for_each(|&(start, spent)| times.slice(start, spent, 0));
+            let any = times.any();
+            times.clear();
+            assert_eq!((times.n, times.any()), (0, 0));
+            any
+        };
+        // At the same time, in turns, one within another, and with a gap that the third does not fill.
+        assert_eq!(any(&[(0, 10), (1, 10)]), 11);
+        assert_eq!(any(&[(20, 10), (0, 10)]), 20);
+        assert_eq!(any(&[(0, 30), (5, 10), (20, 5)]), 30);
+        assert_eq!(any(&[(40, 5), (0, 10), (8, 10)]), 23);
+        // Times of a damaged file are no panic.
+        assert!(any(&[(i64::MAX, u64::MAX), (i64::MIN, u64::MAX)]) > 0);
     }
 }

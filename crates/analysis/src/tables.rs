@@ -47,7 +47,7 @@ pub struct OpRow {
     pub all_threads_ns: u64,
     /// Slowest thread's busy time over the mean of the threads; null in interval mode.
     pub imbalance: Option<f64>,
-    /// Bytes and FLOPs from the cost model over the slowest thread's busy time (interval mode: thread 0's wall
+    /// Bytes and FLOPs from the cost model over the time in which any thread computed it (interval mode: thread 0's wall
     /// time), in 10^9 per second; null if the model does not know the op.
     pub model_gb_per_s: Option<f64>,
     pub model_gflop_per_s: Option<f64>,
