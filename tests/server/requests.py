@@ -175,7 +175,9 @@ def compare(answers, report, draft=False):
         # What we saw of a request lies within what its client waited.
         if not 0 < row["ttft_ns"] + row["decode_ns"] <= answer["waited_ms"] * 1e6:
             problems.append(f"slot {slot}: the client waited {answer['waited_ms']:.1f} ms: {row}")
-        for ours, theirs in (("ttft_ns", "prompt_ms"), ("decode_ns", "predicted_ms")):
+        # The server's own time begins when the request has a slot.
+        row = {**row, "prompt_ns": row["ttft_ns"] - (row["queued_ns"] or 0)}
+        for ours, theirs in (("prompt_ns", "prompt_ms"), ("decode_ns", "predicted_ms")):
             got, want = row[ours] / 1e6, told[theirs]
             if os.environ.get("VERBOSE"):
                 print(f"    slot {slot}: {ours} {got:.1f} ms, the server says {want:.1f}")
@@ -244,13 +246,20 @@ def queue(bed):
     rows = [r for r in report["sequences"]["requests"] if r["tokens"] > 1]
     if len(rows) != len(waited) or any(r["queued_ns"] is None for r in rows):
         raise Failure(f"{len(rows)} of {len(waited)} requests, queued {[r['queued_ns'] for r in rows]}")
-    ours = {r["prompt_tokens"]: (r["queued_ns"] + r["ttft_ns"]) / 1e6 for r in rows}
+    ours = {r["prompt_tokens"]: r["ttft_ns"] / 1e6 for r in rows}
     if ours.keys() != waited.keys():
         raise Failure(f"prompts of {sorted(ours)} tokens, and not {sorted(waited)}")
     pairs = [(ours[n], waited[n]) for n in waited]
     if any(not 0 < a <= b for a, b in pairs):
         raise Failure(f"queued and first token, and what the clients waited, ms: {pairs}")
     apart = sorted((b - a) / b for a, b in pairs)
+    if any(r["queued_ns"] >= r["ttft_ns"] for r in rows):
+        raise Failure(f"queued beyond the first token: {rows}")
+    # The first screen has the same figures.
+    text, p50 = sh([bed.profinfer, "report", server.trace]), report["sequences"]["ttft"]["p50_ns"] / 1e6
+    line = " ".join(text.split("Requests", 1)[-1].split("Decode", 1)[0].split())
+    if not line.startswith(f"{len(report['sequences']['requests'])}; queued p50 ") or f"time to first token p50 {p50:.2f} ms" not in line:
+        raise Failure(f"the verdict says {line!r}, the tables {report['sequences']['ttft']}")
     most = max(r["queued_ns"] for r in rows) / 1e6
     return (f"{len(rows)} requests, up to {most:.0f} ms in the queue: times to the first token within {apart[len(apart) // 2]:.2%} "
             f"of what the clients waited (median; at most {apart[-1]:.2%})")

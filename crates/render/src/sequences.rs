@@ -85,7 +85,7 @@ fn requests(found: &SequenceReport, most: usize) -> Section {
         notes.push(format!("{} of further sequences are in no row", count(found.untracked, "chunk")));
     }
     let before = if queued {
-        "queued: from when the server took the request in until its first call; TTFT: from then"
+        "queued: from when the server took the request in until its first call; TTFT: with that, from when it took it in"
     } else {
         "TTFT: from the start of the first call for the sequence, as when the request was taken in is not known,"
     };

@@ -6,8 +6,9 @@ use super::table::{Style, clean};
 use super::units::{count, pct, time};
 use super::{quality, runs};
 use analysis::advice::{Advice, Gain};
-use analysis::calls::Phase;
+use analysis::calls::{Latency, Phase};
 use analysis::report::Report;
+use analysis::sequences::SequenceReport;
 use analysis::verdict::bar::TimeBar;
 use analysis::verdict::{PhaseVerdict, RunVerdict};
 
@@ -30,11 +31,14 @@ pub fn write(out: &mut dyn Write, report: &Report, file: &str, style: &Style) ->
     for text in runs::short(&report.runs) {
         line(out, style, "Shown", &text)?;
     }
+    if let Some(text) = report.sequences.as_ref().and_then(requests) {
+        line(out, style, "Requests", &text)?;
+    }
     for p in &v.phases {
         line(out, style, heading(p.phase), &speed(p))?;
     }
-    if let Some((phase, bar)) = v.phases.first().and_then(|p| Some((p.phase, p.bar?))) {
-        shares(out, phase, &bar, style)?;
+    if let Some((unit, bar)) = v.phases.first().and_then(|p| Some((p.unit(), p.bar?))) {
+        shares(out, unit, &bar, style)?;
     }
     if let Some(limit) = &v.limit {
         line(out, style, "Limit", &limit.text)?;
@@ -94,9 +98,8 @@ pub(crate) fn speed(p: &PhaseVerdict) -> String {
     if let (Some(rate), Some(share)) = (p.tokens_per_s_wall, p.between().filter(|share| *share >= BETWEEN)) {
         parts.push(format!("{rate:.2} tok/s with the time between calls ({:.0} %)", share * 100.0));
     }
-    let each = if p.phase == Phase::Decode { "token" } else { "call" };
     if let Some(l) = p.latency {
-        parts.push(format!("p50 {}, p95 {} a {each}", time(l.p50_ns as f64), time(l.p95_ns as f64)));
+        parts.push(format!("{} a {}", quantiles(&l), p.unit()));
     }
     if let Some(c) = p.ceiling.as_ref().filter(|c| c.source != "trace") {
         let of = c.tokens_per_s.map_or_else(String::new, |n| format!(" {n:.1} tok/s"));
@@ -119,14 +122,36 @@ pub(crate) fn speed(p: &PhaseVerdict) -> String {
     parts.join("; ")
 }
 
+fn quantiles(l: &Latency) -> String {
+    format!("p50 {}, p95 {}", time(l.p50_ns as f64), time(l.p95_ns as f64))
+}
+
+/// Requests of a server in short; `None`: one after the other, without a queue, they are what the phases say.
+pub(crate) fn requests(found: &SequenceReport) -> Option<String> {
+    let n = found.requests.len() as u64 + found.requests_left_out;
+    let served = found.sequences.len() > 1 || found.batching.most > 1 || found.queued.is_some();
+    if n == 0 || !served {
+        return None;
+    }
+    let mut parts = vec![n.to_string()];
+    parts.extend(found.queued.map(|l| format!("queued {}", quantiles(&l))));
+    let from = if found.queued.is_some() { "arrival" } else { "the first call" };
+    parts.extend(found.ttft.map(|l| format!("time to first token {} from {from}", quantiles(&l))));
+    parts.extend(found.tpot.map(|l| format!("then {} a token", quantiles(&l))));
+    if found.batching.most > 1 {
+        parts.push(format!("at most {} in a call", found.batching.most));
+    }
+    Some(parts.join("; "))
+}
+
 /// `190.6 MB`: in decimal units, as bandwidths are.
 fn mega(n: f64, unit: &str) -> String {
     if n < 1e9 { format!("{:.1} M{unit}", n / 1e6) } else { format!("{:.2} G{unit}", n / 1e9) }
 }
 
 /// The bar, and its shares from 1 % on.
-fn shares(out: &mut dyn Write, phase: Phase, bar: &TimeBar, style: &Style) -> io::Result<()> {
-    let name = if phase == Phase::Decode { "A token" } else { "A call" };
+fn shares(out: &mut dyn Write, unit: &str, bar: &TimeBar, style: &Style) -> io::Result<()> {
+    let name = format!("A {unit}");
     let parts = bar.percent();
     let mut drawn = String::new();
     let mut at = 0;
@@ -136,7 +161,7 @@ fn shares(out: &mut dyn Write, phase: Phase, bar: &TimeBar, style: &Style) -> io
         drawn.extend(std::iter::repeat_n(mark(what), cells));
         at = to;
     }
-    head(out, style, name, &format!("[{drawn}]"))?;
+    head(out, style, &name, &format!("[{drawn}]"))?;
     line(out, style, "", &legend(bar).join(", "))
 }
 
@@ -289,6 +314,37 @@ pub(crate) fn reasons(a: &Advice) -> Vec<(&'static str, String)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use analysis::calls::weighted;
+    use analysis::sequences::Batching;
+
+    #[test]
+    fn requests_come_with_their_queue_and_times() {
+        let ms = |n: u64| weighted(vec![(n * 1_000_000, 1), (2 * n * 1_000_000, 1)]);
+        let mut found = SequenceReport {
+            requests: Vec::new(),
+            sequences: Vec::new(),
+            requests_left_out: 24,
+            ttft: ms(30),
+            queued: ms(20),
+            tpot: ms(4),
+            batching: Batching { most: 2, ..Batching::default() },
+            speculation: None,
+            untracked: 0,
+            incomplete: None,
+        };
+        assert_eq!(
+            requests(&found).as_deref(),
+            Some(
+                "24; queued p50 20.00 ms, p95 40.00 ms; time to first token p50 30.00 ms, p95 60.00 ms from arrival; then \
+                 p50 4.00 ms, p95 8.00 ms a token; at most 2 in a call"
+            )
+        );
+        found.queued = None;
+        assert!(requests(&found).is_some_and(|text| text.contains("from the first call;")));
+        // One after the other: a program that answers its own prompts.
+        found.batching.most = 1;
+        assert_eq!(requests(&found), None);
+    }
 
     #[test]
     fn lines_break_at_spaces_and_keep_their_width() {

@@ -183,11 +183,11 @@ impl SeqRequest {
         }
     }
 
-    /// From the start of its first call to the end of the call that gave its first token, ns; none if one of them was not
-    /// seen.
+    /// From when the server took it in, or from the start of its first call where that is not known, to the end of the call
+    /// that gave its first token, ns; none if one of the calls was not seen.
     pub(super) fn ttft(&self) -> Option<u64> {
         let end = self.first_token.filter(|_| !self.cut && !self.late)?;
-        Some(end.saturating_sub(self.start).max(0) as u64)
+        Some(end.saturating_sub(self.arrived.unwrap_or(self.start)).max(0) as u64)
     }
 
     /// Tokens that it has brought: the first after the prompt, and those of the steps.

@@ -31,8 +31,8 @@ pub struct RequestRow {
     pub prefill_calls: u64,
     /// Time in its prefill calls.
     pub prefill_ns: u64,
-    /// From the start of its first call to the end of the call that gave the first token; null if one of them was not
-    /// seen.
+    /// From when the server took it in, or from the start of its first call where that is not known, to the end of the call
+    /// that gave the first token; null if one of the calls was not seen.
     pub ttft_ns: Option<u64>,
     /// Tokens that it brought.
     pub tokens: u64,

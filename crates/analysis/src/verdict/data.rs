@@ -41,9 +41,17 @@ pub struct PhaseVerdict {
     /// With more threads than the run's, if the machine then allows more.
     pub machine: Option<SpeedCeiling>,
     pub bar: Option<TimeBar>,
+    /// Its calls decode for several sequences at a time: latency and bar are of a call, not of a token.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub batched: bool,
 }
 
 impl PhaseVerdict {
+    /// What latency and bar are of.
+    pub fn unit(&self) -> &'static str {
+        if self.phase == Phase::Decode && !self.batched { "token" } else { "call" }
+    }
+
     /// Share of the time between calls; `None` if it is not known. A device may compute after a call has returned.
     pub fn between(&self) -> Option<f64> {
         self.bar.is_none_or(|bar| bar.device <= 0.0).then_some(())?;

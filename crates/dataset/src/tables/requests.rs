@@ -25,7 +25,12 @@ pub const TABLE: Table = Table {
         long("cached_tokens", "tokens of the prompt that were in the memory already").or_null(),
         int("prefill_calls", "calls with a part of the prompt"),
         long("prefill_ns", "time in them"),
-        long("ttft_ns", "from the start to the end of the call that gave the first token").or_null(),
+        long(
+            "ttft_ns",
+            "from when the server took it in, or its first call where that is not known, to the end of the call that \
+             gave the first token",
+        )
+        .or_null(),
         long("tokens", "tokens that it brought"),
         long("decode_ns", "from the first token to the last").or_null(),
         long("tpot_p50_ns", "time per token after the first: median").or_null(),

@@ -58,9 +58,7 @@ fn of_run(out: &mut dyn Write, run: &ComparedRun<'_>, side: &str) -> io::Result<
     let report = &run.overview.report;
     let class = if report.quality.complete { "good" } else { "bad" };
     writeln!(out, "<p class=\"{class}\">{}</p>", text(&quality::verdict(&report.quality)))?;
-    if let Some(v) = &report.verdict {
-        verdict::write(out, v, &format!("time-bar-{}", side.to_lowercase()))?;
-    }
+    verdict::write(out, report, &format!("time-bar-{}", side.to_lowercase()))?;
     writeln!(out, "</div>")
 }
 

@@ -183,9 +183,7 @@ fn filters(out: &mut dyn Write, phases: &[&str], layers: &BTreeSet<u32>) -> io::
 
 fn about(out: &mut dyn Write, o: &Overview) -> io::Result<()> {
     summary::tiles(out, o)?;
-    if let Some(v) = &o.report.verdict {
-        verdict::write(out, v, "time-bar")?;
-    }
+    verdict::write(out, &o.report, "time-bar")?;
     writeln!(out, "<p class=\"more\">{}</p>", text(&summary::details(o)))?;
     summary::part(out, o)?;
     for f in o.report.quality.features.iter().filter(|f| f.state != "whole") {

@@ -5,22 +5,24 @@ use std::io::{self, Write};
 
 use super::markup::{self, text};
 use crate::section::SectionItem;
-use crate::verdict::{gain, heading, named, ran, reasons, speed};
+use crate::verdict::{gain, heading, named, ran, reasons, requests, speed};
 use analysis::advice::Advice;
-use analysis::calls::Phase;
-use analysis::verdict::RunVerdict;
+use analysis::report::Report;
 use analysis::verdict::bar::TimeBar;
 
 /// Width of the bar in units: it is stretched to the width of the page.
 const WIDTH: u32 = 100;
 
-/// Writes the verdict. `id` distinguishes the bars of a page with several.
-pub fn write(out: &mut dyn Write, v: &RunVerdict, id: &str) -> io::Result<()> {
+/// Writes the verdict of a report, if it has one. `id` distinguishes the bars of a page with several.
+pub fn write(out: &mut dyn Write, report: &Report, id: &str) -> io::Result<()> {
+    let Some(v) = &report.verdict else { return Ok(()) };
     let mut facts = vec![SectionItem::Fact("Model", ran(v))];
+    let requests = report.sequences.as_ref().and_then(requests);
+    facts.extend(requests.map(|text| SectionItem::Fact("Requests", text)));
     facts.extend(v.phases.iter().map(|p| SectionItem::Fact(heading(p.phase), speed(p))));
     markup::lines(out, &facts)?;
-    if let Some((phase, bar)) = v.phases.first().and_then(|p| Some((p.phase, p.bar?))) {
-        draw(out, id, phase, &bar)?;
+    if let Some((unit, bar)) = v.phases.first().and_then(|p| Some((p.unit(), p.bar?))) {
+        draw(out, id, unit, &bar)?;
     }
     if let Some(limit) = &v.limit {
         writeln!(out, "<p class=\"limit\"><b>Limit:</b> {}</p>", text(&limit.text))?;
@@ -33,9 +35,9 @@ pub fn write(out: &mut dyn Write, v: &RunVerdict, id: &str) -> io::Result<()> {
 }
 
 /// The bar: its shares add up to 100 %.
-fn draw(out: &mut dyn Write, id: &str, phase: Phase, bar: &TimeBar) -> io::Result<()> {
+fn draw(out: &mut dyn Write, id: &str, unit: &str, bar: &TimeBar) -> io::Result<()> {
     let shares = named(bar);
-    let name = format!("Where the time of a {} goes", if phase == Phase::Decode { "token" } else { "call" });
+    let name = format!("Where the time of a {unit} goes");
     let told: Vec<String> = shares.iter().map(|(_, name, n)| format!("{n} % {name}")).collect();
     writeln!(
         out,
