@@ -426,11 +426,13 @@ mod tests {
             let (_kept, dir) = temporary();
             let script = Scripts::new(Some(dir.as_os_str().as_encoded_bytes()), "t7", 1).hold();
             let note = dir.with_file_name("note");
-            let script =
-                format!("kill() {{ echo \"$*\" >>{}; command kill \"$@\"; }}; {script}", note.display());
+            let script = format!(
+                "exec 3>&1; kill() {{ echo \"$*\" >>{}; command kill \"$@\"; }}; {script}",
+                note.display()
+            );
             let start = || {
                 let mut command = Command::new(shell[0]);
-                command.args(&shell[1..]).arg("-c").arg(&script).stdin(Stdio::piped()).stdout(Stdio::null());
+                command.args(&shell[1..]).arg("-c").arg(&script).stdin(Stdio::piped()).stdout(Stdio::piped());
                 command.spawn().expect("a shell")
             };
             let run = dir.join("profinfer/run.t7");
@@ -445,8 +447,10 @@ mod tests {
             until("the guard stands", || run.join("guard").exists());
             child.kill().expect("ours");
             child.wait().expect("it ends");
-            until("the guard acts", || !run.exists());
-            std::thread::sleep(Duration::from_millis(100));
+            // Descriptor 3 of the guard is this pipe: it ends with the guard.
+            let mut out = child.stdout.take().expect("a pipe");
+            std::io::Read::read_to_end(&mut out, &mut Vec::new()).expect("read");
+            assert!(!run.exists(), "{shell:?}");
             let said = std::fs::read_to_string(&note).unwrap_or_default();
             assert!(!said.contains("-KILL"), "{shell:?}: {said}");
         }
