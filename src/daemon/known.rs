@@ -2,9 +2,9 @@
 
 use std::time::Instant;
 
-use super::facts;
 use super::run::Run;
 use super::shares::may_take;
+use super::{facts, quota};
 use crate::host::maps::FileId;
 use crate::host::target;
 
@@ -76,6 +76,8 @@ pub(super) struct KnownRun {
     pub run: Run,
     pub met: Met,
     pub phase: RunPhase,
+    /// The user who answers for the process's, and whose share of the places it takes.
+    user: u32,
     /// Recorders that declined it.
     pub declined: Vec<i32>,
     /// When its process was found to be gone while it was with a recorder.
@@ -86,7 +88,8 @@ pub(super) struct KnownRun {
 
 impl KnownRun {
     pub fn new(run: Run, met: Met, phase: RunPhase) -> KnownRun {
-        KnownRun { run, met, phase, declined: Vec::new(), dead: None, given: None }
+        let user = quota::answerable(met.uid);
+        KnownRun { run, met, phase, user, declined: Vec::new(), dead: None, given: None }
     }
 
     pub fn lives(&self) -> bool {
@@ -154,7 +157,7 @@ pub(super) struct KnownRuns {
 impl KnownRuns {
     /// Adds a run; false: its user has too many.
     pub fn push(&mut self, known: KnownRun) -> bool {
-        if !self.has_room(known.met.uid) && !self.make_room(known.met.uid) {
+        if !self.has_room(known.user) && !self.make_room(known.user) {
             self.left.count(&known.phase);
             return false;
         }
@@ -162,15 +165,15 @@ impl KnownRuns {
         true
     }
 
-    fn has_room(&self, uid: u32) -> bool {
-        let of = |uid| self.all.iter().filter(|k| k.met.uid == uid).count();
-        let mine = of(uid);
-        mine < OF_USER && may_take(uid, mine, of(0), self.all.len(), KNOWN)
+    fn has_room(&self, user: u32) -> bool {
+        let of = |user| self.all.iter().filter(|k| k.user == user).count();
+        let mine = of(user);
+        mine < OF_USER && may_take(user, mine, of(0), self.all.len(), KNOWN)
     }
 
     /// Forgets one of the user's runs that is not recorded and will not be.
-    fn make_room(&mut self, uid: u32) -> bool {
-        let over = |k: &KnownRun| k.met.uid == uid && matches!(k.phase, RunPhase::Left(_) | RunPhase::Done);
+    fn make_room(&mut self, user: u32) -> bool {
+        let over = |k: &KnownRun| k.user == user && matches!(k.phase, RunPhase::Left(_) | RunPhase::Done);
         let removed = self.all.iter().position(over).map(|i| self.all.remove(i));
         removed.iter().for_each(|known| self.left.count(&known.phase));
         removed.is_some()
@@ -179,10 +182,15 @@ impl KnownRuns {
     /// Whether there is a place for another run of this rule and user, within `max_concurrent` for each and
     /// [`in_all`].
     pub fn has_place(&self, rule: &str, uid: u32, max_concurrent: usize) -> bool {
-        let of = |uid| self.all.iter().filter(move |k| k.met.uid == uid && k.has_place());
-        let taken = self.all.iter().filter(|k| k.has_place()).count();
-        of(uid).filter(|k| k.run.rule == rule).count() < max_concurrent
-            && may_take(uid, of(uid).count(), of(0).count(), taken, in_all(max_concurrent))
+        self.has_place_for(rule, (uid, quota::answerable(uid)), max_concurrent)
+    }
+
+    /// `user` answers for `uid`, and has one share for all of his.
+    fn has_place_for(&self, rule: &str, (uid, user): (u32, u32), max_concurrent: usize) -> bool {
+        let placed = || self.all.iter().filter(|k| k.has_place());
+        let of = |user| placed().filter(|k| k.user == user).count();
+        placed().filter(|k| k.met.uid == uid && k.run.rule == rule).count() < max_concurrent
+            && may_take(user, of(user), of(0), placed().count(), in_all(max_concurrent))
     }
 
     /// The run that stops being recorded to make room for another one of this rule and user: the oldest that has
@@ -199,16 +207,13 @@ impl KnownRuns {
         if let Some(i) = oldest(&same) {
             return Some(i);
         }
-        let mine = count(&|k| k.met.uid == uid);
+        let user = quota::answerable(uid);
+        let mine = count(&|k| k.user == user);
         let full = count(&same) >= max_concurrent;
-        let most = self
-            .all
-            .iter()
-            .filter(|k| idle(k))
-            .map(|k| k.met.uid)
-            .max_by_key(|&u| count(&|k| k.met.uid == u));
-        let most = most.filter(|&u| !full && (u == uid || count(&|k| k.met.uid == u) > mine + 1))?;
-        oldest(&|k| k.met.uid == most)
+        let idle_users = self.all.iter().filter(|k| idle(k)).map(|k| k.user);
+        let most = idle_users.max_by_key(|&u| count(&|k| k.user == u));
+        let most = most.filter(|&u| !full && (u == user || count(&|k| k.user == u) > mine + 1))?;
+        oldest(&|k| k.user == most)
     }
 
     /// Moves a run to the end.
@@ -249,6 +254,18 @@ mod tests {
         assert!(
             table.push(known(1, 65534, RunPhase::Waits)) && !table.push(known(2, 65534, RunPhase::Waits))
         );
+    }
+
+    #[test]
+    fn subordinate_users_have_the_share_of_theirs() {
+        let mut table = KnownRuns::default();
+        let placed = (0..64u32).filter(|n| {
+            let mut one = known(*n, 100_000 + n, RunPhase::With(1));
+            one.user = 1000;
+            table.has_place_for("a", (one.met.uid, one.user), 4) && table.push(one)
+        });
+        assert_eq!(placed.count(), 6, "as one user gets of 16");
+        assert!(table.has_place_for("a", (1001, 1001), 4) && table.has_place_for("a", (0, 0), 4));
     }
 
     #[test]

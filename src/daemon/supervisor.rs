@@ -21,6 +21,7 @@ use super::known::{KnownRun, KnownRuns, OF_USER, RunPhase, SkipReason};
 pub use super::known::{Met, RunCounts};
 use super::later::Delays;
 use super::lines::{LineQueue, Seldom};
+use super::quota;
 use super::recorder::Recorder;
 use super::rules::Rule;
 use super::run::Run;
@@ -415,10 +416,11 @@ impl Supervisor {
     /// Recorders that are ending do not count, but there are never more than twice the maximum.
     fn has_place(&self, uid: Option<u32>, all: usize) -> bool {
         let works = |h: &&WorkerHandle| !h.gone && h.retire.is_none() && h.told.is_none();
-        let of = |uid| self.workers.iter().filter(works).filter(|h| h.uid == uid).count();
+        let user = |uid: Option<u32>| uid.map(quota::answerable);
+        let of = |who| self.workers.iter().filter(works).filter(|h| user(h.uid) == Some(who)).count();
         let taken = self.workers.iter().filter(works).count();
-        let shared = match uid {
-            Some(uid) => may_take(uid, of(Some(uid)), of(Some(0)), taken, all),
+        let shared = match user(uid) {
+            Some(user) => may_take(user, of(user), of(0), taken, all),
             None => taken < all / 2,
         };
         shared && self.workers.len() < all.saturating_mul(2)
