@@ -87,6 +87,9 @@ const DEFAULT_DIRS: [&str; 10] = [
     "/usr/local/lib64",
 ];
 
+/// What the names of GGML's own libraries begin with.
+const GGML: &str = "libggml";
+
 /// Directories whose other files do not belong to the program; they hold thousands.
 const SHARED_DIRS: [&str; 12] = [
     "/bin",
@@ -143,7 +146,10 @@ pub fn files(launch: &Launch, open: impl Fn(&Path) -> Option<ElfFile>, budget: &
                 None => {}
             }
         }
-        if known.insert(place.clone()) {
+        // Below a directory of all programs' libraries, backends belong to the library of GGML that is in it.
+        let has_backends =
+            !is_shared(&origin) || elf.iter().flat_map(|e| &e.needed).any(|n| n.starts_with(GGML));
+        if has_backends && known.insert(place.clone()) {
             dirs.extend(backend_dirs(&place, budget));
         }
         if !is_shared(&origin) {
@@ -241,6 +247,41 @@ mod tests {
     /// Number of files found next to a program in this directory.
     fn beside(dir: &Path, budget: &Budget) -> usize {
         files(&Launch { program: dir.join("program"), ..Launch::default() }, |_| None, budget).found.len()
+    }
+
+    /// A root directory with GGML as distributions install it, and two programs: one needs it, the other a library beside it.
+    fn root_with_backends() -> tempfile::TempDir {
+        let root = tempfile::tempdir().expect("a directory");
+        let (bin, lib) = (root.path().join("usr/bin"), root.path().join("usr/lib"));
+        std::fs::create_dir_all(lib.join("ggml/backends0")).expect("made");
+        std::fs::create_dir_all(&bin).expect("made");
+        for (out, needs) in [
+            (lib.join("libggml-base.so"), None),
+            (lib.join("libggml.so"), Some("ggml-base")),
+            (lib.join("libother.so"), None),
+            (lib.join("ggml/backends0/libggml-cpu-any.so"), Some("ggml-base")),
+            (bin.join("engine"), Some("ggml")),
+            (bin.join("other"), Some("other")),
+        ] {
+            let mut cc = std::process::Command::new("cc");
+            cc.args(["-shared", "-nostdlib", "-Wl,--no-as-needed", "-x", "c", "/dev/null", "-o"]).arg(&out);
+            cc.arg("-L").arg(&lib).args(needs.map(|name| format!("-l{name}")));
+            assert!(cc.status().expect("cc").success(), "{}", out.display());
+        }
+        root
+    }
+
+    #[test]
+    fn backends_beside_all_libraries_belong_to_who_needs_ggml() {
+        let root = root_with_backends();
+        let backends = |program: &str| {
+            let program = root.path().join("usr/bin").join(program);
+            let launch = Launch::within(&program, Root::given(root.path(), &program).expect("a root"));
+            let found = files(&launch, |path| ElfFile::open(path).ok(), &Budget::default()).found;
+            assert!(found.len() > 1, "{found:?}");
+            found.iter().filter(|path| path.ends_with("libggml-cpu-any.so")).count()
+        };
+        assert_eq!((backends("engine"), backends("other")), (1, 0));
     }
 
     #[test]
