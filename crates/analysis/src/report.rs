@@ -3,14 +3,14 @@
 
 pub(crate) mod data;
 
-pub use self::data::{By, OpTime, OtherRun, PhaseReport, Report, ReportOptions};
+pub use self::data::{By, FirstCall, OpTime, OtherRun, PhaseReport, Report, ReportOptions};
 use super::attribution::Attribution;
 use super::attribution::energy::energy;
 use super::attribution::experts::experts;
 use super::attribution::levels::{levels, within};
 use super::attribution::phases::stages;
 use super::attribution::verdict::{Ceiling, Peak, best_of_trace};
-use super::calls::{DecodeStep, Phase, Request, Timeline, latency, requests, timeline, weighted};
+use super::calls::{Call, DecodeStep, Phase, Request, Timeline, latency, requests, timeline, weighted};
 use super::cut::{self, Cut, NoPart};
 use super::idents::*;
 use super::load::{LoadProgress, Loaded, load};
@@ -189,7 +189,7 @@ fn phase(
     if calls.is_empty() && sum.graphs + sum.below == 0 && splits.is_empty() {
         return None;
     }
-    let whole: Vec<_> = calls.iter().filter(|c| !c.cut).collect();
+    let whole: Vec<_> = calls.iter().copied().filter(|c| !c.cut).collect();
     let in_call_ns = whole.iter().fold(0u64, |a, c| a.saturating_add(c.dur));
     let tokens = whole.iter().try_fold(0u64, |a, c| a.checked_add(c.tokens?));
     let unseen_calls = calls.iter().filter(|c| c.unseen).count() as u64;
@@ -226,6 +226,7 @@ fn phase(
             && line.sequences.is_none()
             && calls.iter().any(|c| batches(loaded, line, c.pid)),
         tokens_per_s: tokens.filter(|_| in_call_ns > 0).map(|t| t as f64 * 1e9 / in_call_ns as f64),
+        first_call: first_call(&whole),
         tokens_per_s_wall: step_tokens.filter(|_| steps_ns > 0).map(|n| n as f64 * 1e9 / steps_ns as f64),
         cpu_graphs: sum.graphs,
         graphs_below_ops: sum.below,
@@ -244,6 +245,26 @@ fn phase(
         offload: if splits.is_empty() { None } else { offload(loaded, line, times, idents, phase) },
         splits,
     })
+}
+
+/// A first call is told from this many times the others' time per token on, if without it they are that much faster than
+/// with it.
+const SLOWER: f64 = 1.5;
+const FASTER: f64 = 1.05;
+
+/// Of calls in order of their starts.
+fn first_call(calls: &[&Call]) -> Option<FirstCall> {
+    let (first, others) = calls.split_first()?;
+    let sum = |calls: &[&Call]| -> Option<(f64, f64)> {
+        let tokens = calls.iter().try_fold(0u64, |n, c| n.checked_add(c.tokens?))?;
+        let ns = calls.iter().fold(0u64, |ns, c| ns.saturating_add(c.dur));
+        (tokens > 0 && ns > 0).then_some((tokens as f64, ns as f64))
+    };
+    let (rest, all) = (sum(others)?, sum(calls)?);
+    let tokens = first.tokens.filter(|n| *n > 0)?;
+    let each = |(tokens, ns): (f64, f64)| ns / tokens;
+    let is_slow = first.dur as f64 / tokens as f64 >= SLOWER * each(rest) && each(all) >= FASTER * each(rest);
+    is_slow.then(|| FirstCall { ns: first.dur, tokens, others_tokens_per_s: 1e9 / each(rest) })
 }
 
 /// Why the completion of a device was not seen.
@@ -269,4 +290,41 @@ fn beyond<T>(rows: Option<&[T]>, top: Option<usize>) -> u64 {
 fn first<T>(mut rows: Vec<T>, top: Option<usize>) -> Vec<T> {
     rows.truncate(top.unwrap_or(usize::MAX));
     rows
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_slow_first_call_is_told_if_it_matters() {
+        let of = |calls: &[(u64, Option<u64>)]| {
+            let call = |&(dur, tokens): &(u64, Option<u64>)| Call {
+                seq: 0,
+                pid: 1,
+                tid: 1,
+                entry: None,
+                start: 0,
+                dur,
+                tokens,
+                phase: Phase::Prefill,
+                graphs: 1,
+                cut: false,
+                unseen: false,
+                device: 0,
+            };
+            let calls: Vec<Call> = calls.iter().map(call).collect();
+            first_call(&calls.iter().collect::<Vec<_>>()).map(|f| (f.ns, f.tokens, f.others_tokens_per_s))
+        };
+        // A warm-up of two tokens takes as long as the prompt after it.
+        assert_eq!(of(&[(1000, Some(2)), (1000, Some(100))]), Some((1000, 2, 1e8)));
+        // As long for a token; alone; without its tokens; and of many, where it does not matter.
+        assert_eq!(of(&[(1000, Some(100)), (1000, Some(100))]), None);
+        assert_eq!(of(&[(1000, Some(2))]), None);
+        assert_eq!(of(&[(1000, None), (1000, Some(100))]), None);
+        assert_eq!(of(&[(1000, Some(2)), (1000, None)]), None);
+        let many: Vec<_> = std::iter::once((20, Some(1))).chain((0..1000).map(|_| (10, Some(1)))).collect();
+        assert_eq!(of(&many), None);
+        assert_eq!(of(&[(0, Some(0)), (0, Some(0))]), None);
+    }
 }

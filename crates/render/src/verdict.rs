@@ -95,6 +95,13 @@ pub(crate) fn speed(p: &PhaseVerdict) -> String {
         Some(rate) => format!("{rate:.2} tok/s"),
         None => "tokens unknown".into(),
     }];
+    if let Some(first) = p.first_call {
+        parts.push(format!(
+            "{:.2} tok/s without the first call of {}, which may be a warm-up or have read the weights",
+            first.others_tokens_per_s,
+            time(first.ns as f64)
+        ));
+    }
     if let (Some(rate), Some(share)) = (p.tokens_per_s_wall, p.between().filter(|share| *share >= BETWEEN)) {
         parts.push(format!("{rate:.2} tok/s with the time between calls ({:.0} %)", share * 100.0));
     }

@@ -196,6 +196,16 @@ pub enum OpTime {
     Mixed,
 }
 
+/// The first call of a phase, if it took much longer for a token than the others did: a program's warm-up, or weights that
+/// are read for the first time.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct FirstCall {
+    pub ns: u64,
+    pub tokens: u64,
+    /// Tokens of the other calls over the time in them.
+    pub others_tokens_per_s: f64,
+}
+
 /// Prefill, decode, or calls whose phase is not known.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct PhaseReport {
@@ -227,6 +237,9 @@ pub struct PhaseReport {
     pub batched: bool,
     /// Tokens over the time in calls.
     pub tokens_per_s: Option<f64>,
+    /// Omitted if the first call was no slower than the others.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub first_call: Option<FirstCall>,
     /// Decode only: tokens over the time from start to start; null if the width of a batch was not recorded.
     pub tokens_per_s_wall: Option<f64>,
     pub cpu_graphs: u64,

@@ -5,6 +5,7 @@ use serde::Serialize;
 use super::bar::TimeBar;
 use crate::advice::data::Advice;
 use crate::calls::{Latency, Phase};
+use crate::report::data::FirstCall;
 
 /// The verdict on a run.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
@@ -35,6 +36,9 @@ pub struct PhaseVerdict {
     /// In calls; and with the time between them, from start to start.
     pub tokens_per_s: Option<f64>,
     pub tokens_per_s_wall: Option<f64>,
+    /// Omitted if the first call was no slower than the others.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub first_call: Option<FirstCall>,
     pub latency: Option<Latency>,
     /// With the run's threads.
     pub ceiling: Option<SpeedCeiling>,

@@ -29,6 +29,7 @@ pub fn verdict(input: FactInput<'_, '_>, report: &Report, peaks: &[Peak]) -> Run
             phase: p.phase,
             tokens_per_s: figures.and_then(|f| f.tokens_per_s),
             tokens_per_s_wall: figures.and_then(|f| f.tokens_per_s_wall),
+            first_call: figures.and_then(|f| f.first_call),
             latency: figures.and_then(|f| f.latency),
             ceiling: top.as_ref().ok().cloned(),
             machine,
