@@ -21,6 +21,10 @@ pub fn rule(r: &RuleInput<'_>) -> Option<Advice> {
     let saved = weights.ns * (1.0 - weights.smaller / weights.bytes);
     let speedup = p.call_ns() / (p.call_ns() - saved);
     let [under, over] = OVERSTATED.map(|error| speedup / error);
+    // Of a type as small as Q4_K_M the prediction's own error would be all that is promised.
+    if over <= 1.0 {
+        return None;
+    }
     let gain = gain(p.phase, p.call_ns(), [p.call_ns() / under, p.call_ns() / over])?;
     let reached = r.reached(p.phase);
     let at_ceiling = reached.is_some_and(|share| share >= NEAR);
