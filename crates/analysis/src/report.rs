@@ -247,8 +247,8 @@ fn phase(
     })
 }
 
-/// A first call is told from this many times the others' time per token on, if without it they are that much faster than
-/// with it.
+/// A first call counts as slow if it took this many times the others' time per token, and if the rest is that much faster
+/// without it.
 const SLOWER: f64 = 1.5;
 const FASTER: f64 = 1.05;
 

@@ -112,7 +112,7 @@ fn receive(stream: &mut TcpStream, limit: &Limit) -> io::Result<Response> {
     }
 }
 
-/// How the end of a body is told.
+/// How a response marks the end of its body.
 struct Framing {
     length: Option<usize>,
     chunked: bool,
