@@ -48,8 +48,7 @@ impl Root {
         // /usr has the same directories.
         let may_be =
             |dir: &&Path| dir.parent().is_some() && dir.file_name().is_some_and(|name| name != "usr");
-        let has_loader =
-            |dir: &&Path| LOADERS.iter().any(|loader| std::fs::symlink_metadata(dir.join(loader)).is_ok());
+        let has_loader = |dir: &&Path| LOADERS.iter().any(|loader| is_in(dir, Path::new(loader)));
         Root(real.ancestors().filter(may_be).find(has_loader).map(Path::to_owned))
     }
 
@@ -142,6 +141,13 @@ fn of_process(path: &Path) -> Option<PathBuf> {
     (is_root && parts.next().is_some()).then_some(first)
 }
 
+/// Whether a directory has such a file if it is a root: a link in it such as `lib -> /usr/lib` does not lead out of it.
+fn is_in(dir: &Path, file: &Path) -> bool {
+    let (Some(above), Some(name)) = (file.parent(), file.file_name()) else { return false };
+    let place = Root(Some(dir.to_owned())).resolve(above);
+    place.is_some_and(|place| std::fs::symlink_metadata(place.join(name)).is_ok())
+}
+
 fn parts(path: &Path) -> impl Iterator<Item = OsString> {
     path.components().filter_map(|part| match part {
         Component::Normal(name) => Some(name.to_owned()),
@@ -195,6 +201,18 @@ mod tests {
         assert_eq!(Root::of(&here), Root::default());
         assert_eq!(Root::given(Path::new("/"), &here).expect("inside"), Root::default());
         assert_eq!(Root::default().inside(&here), here);
+    }
+
+    #[test]
+    fn a_loader_outside_makes_no_root() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let top = dir.path().canonicalize().expect("real");
+        for below in ["other", "root/usr/lib"] {
+            fs::create_dir_all(top.join(below)).expect("made");
+        }
+        fs::write(top.join("other/ld-musl-x86_64.so.1"), "").expect("written");
+        symlink(top.join("other"), top.join("root/lib")).expect("a link");
+        assert_eq!(Root::of(&top.join("root/usr/lib/x")), Root::default());
     }
 
     #[test]
