@@ -1,5 +1,4 @@
-//! Tests on live engines: need root, BPF and uprobes. To run one suite: `cargo test --test live sched:: --
-//! --test-threads=1`.
+//! Tests on live engines: need root, BPF and uprobes. To run one suite: `tests/suite/rust.py --turns live -- sched::`.
 #![cfg(feature = "agent")]
 #![allow(
     clippy::disallowed_methods,

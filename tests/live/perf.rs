@@ -82,7 +82,9 @@ struct Case {
 fn fake(recorder: Command, program: &Path, options: &[&str], args: &[&str]) -> Case {
     let dir = tempfile::tempdir().expect("a directory");
     let dump = dir.path().join("dump");
-    let mut all: Vec<String> = options.iter().map(|s| (*s).to_owned()).collect();
+    // The recorder may have to wait for a CPU on a busy machine, and nothing may be lost.
+    let mut all: Vec<String> =
+        ["--buffer-size", "64MiB"].iter().chain(options).map(|s| (*s).to_owned()).collect();
     all.extend(["--".into(), program.display().to_string(), "--dump".into(), dump.display().to_string()]);
     all.extend(args.iter().map(|s| (*s).to_owned()));
     Case { run: Recorder::start_as(recorder, &all).finish(), dump, _dir: dir }
@@ -196,8 +198,16 @@ fn children_are_followed() {
     let dir = tempfile::tempdir().expect("a directory");
     let go = dir.path().join("go");
     let engine = format!("{} --hold-for {} -n 5", program.display(), go.display());
-    let recorder =
-        Recorder::start(&["--source", "perf", "--", "sh", "-c", &format!("({engine} & {engine}; wait)")]);
+    let recorder = Recorder::start(&[
+        "--source",
+        "perf",
+        "--buffer-size",
+        "64MiB",
+        "--",
+        "sh",
+        "-c",
+        &format!("({engine} & {engine}; wait)"),
+    ]);
     recorder.wait_for_two_attached();
     std::fs::write(&go, "").expect("go");
     let seen = recorder.finish().seen();

@@ -42,14 +42,14 @@ def main(arguments):
     times, name, filters = int(arguments[0]), arguments[1], arguments[2:]
     OUT.mkdir(parents=True, exist_ok=True)
     programs = rust.build([name])
-    turns = rust.IN_TURNS if name == "live" else []
+    run = rust.run_in_turns if name == "live" else rust.run
     failures, ran = Counter(), Counter()
     with load(), expedited():
         for n in range(1, times + 1):
             begin = time.monotonic()
             now = 0
             for program in programs:
-                outcome = rust.run(program, [*turns, *filters])
+                outcome = run(program, filters)
                 ran.update(test for _, test in outcome.times)
                 now += len(outcome.failed)
                 for test, output in outcome.failed:

@@ -4,8 +4,9 @@
 usage: rust.py [--without-agent] [--turns] [--build] PROGRAM... [-- [--skip FILTER]... [FILTER...]]
 
 PROGRAM is `lib` (the unit tests of all crates) or a file of tests/. The filters are libtest's.
---turns is for tests that record: each is printed, and as they wait for the kernel more than they compute, one more of them
-is begun than there are processors. Which run beside others says a lock (`live!` in tests/common/mod.rs).
+--turns is for tests that record: each is printed. Those that may run beside others (`live!` in tests/common/mod.rs) come
+first: as they wait for the kernel more than they compute, three times as many as there are processors. The others follow, one
+at a time.
 --build runs none.
 Times, without those of waiting for a turn, and skips are also written to the files that the environment names (run.py sets
 them): PROFINFER_TIMES and PROFINFER_SKIPS; the tests that run now are in PROFINFER_RUNNING.
@@ -25,7 +26,7 @@ from kernel import expedited
 ROOT = Path(__file__).resolve().parents[2]
 # Shown although they passed.
 SLOW = 20
-IN_TURNS = [f"--test-threads={(os.cpu_count() or 1) + 1}"]
+BESIDE = f"--test-threads={3 * (os.cpu_count() or 1)}"
 
 
 @dataclass
@@ -39,6 +40,8 @@ class Outcome:
     skipped: list = field(default_factory=list)
     # (name, output)
     failed: list = field(default_factory=list)
+    # Names of those that run alone, later.
+    later: list = field(default_factory=list)
 
 
 @dataclass
@@ -66,10 +69,20 @@ def say_running(running):
         Path(place).write_text("\n".join(sorted(running)))
 
 
-def run(program, filters, ended=lambda name, event, seconds, output: None):
+def run_in_turns(program, filters, ended=lambda name, event, seconds, output: None):
+    """As `run`, of tests that record."""
+    outcome = run(program, [BESIDE, *filters], ended, {"PROFINFER_ALONE_LATER": "1"})
+    if not outcome.later:
+        return outcome
+    alone = run(program, ["--test-threads=1", "--exact", *outcome.later], ended)
+    whole = {name: getattr(outcome, name) + getattr(alone, name) for name in ("passed", "times", "skipped", "failed")}
+    return Outcome(**whole)
+
+
+def run(program, filters, ended=lambda name, event, seconds, output: None, variables=()):
     """The outcome of a program's tests; `ended` is called after each."""
     # libtest's machine-readable output is unstable; the variable admits it to a stable toolchain's.
-    environment = dict(os.environ, RUSTC_BOOTSTRAP="1", CARGO_MANIFEST_DIR=str(program.directory))
+    environment = dict(os.environ, RUSTC_BOOTSTRAP="1", CARGO_MANIFEST_DIR=str(program.directory), **dict(variables))
     environment.pop("PROFINFER_SKIPS", None)
     unstable = ["-Zunstable-options", "--format", "json", "--report-time", "--show-output"]
     child = subprocess.Popen([program.file, *unstable, *filters], cwd=program.directory, env=environment,
@@ -89,6 +102,9 @@ def run(program, filters, ended=lambda name, event, seconds, output: None):
             running.add(name)
         elif what in ("ok", "failed", "ignored"):
             running.discard(name)
+            if what == "ok" and lines(event, "later: "):
+                outcome.later.append(name)
+                continue
             note(outcome, event)
             ended(name, what, seconds(event), event.get("stdout", ""))
         say_running(running)
@@ -156,7 +172,7 @@ def main(arguments):
 
     for program in programs:
         begin = time.monotonic()
-        outcome = run(program, [*(IN_TURNS if "--turns" in flags else []), *filters.split()], ended)
+        outcome = (run_in_turns if "--turns" in flags else run)(program, filters.split(), ended)
         if outcome.times or outcome.failed:
             report(program, outcome, time.monotonic() - begin)
         total += len(outcome.times)
