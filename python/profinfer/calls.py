@@ -18,6 +18,10 @@ _NAMES = {bytes.fromhex(guid): name for guid, name in (
     ("12a8aef4c01e61978feb3304a133512d", "BLAS/OpenVINO"), ("99685b6cd2833d24253672e15b0e1403", "RPC"),
     ("a194afacbd4f4734be1a9e711f9eed64", "CANN"))}
 
+# Names of llama.cpp's tensors: what its graphs read and give, and what they give where embeddings are pooled.
+_OF_TOKENS = {"inp_tokens", "result_output"}
+_POOLED = "result_embd_pooled"
+
 
 def backend_name(records, id_):
     """The name of a backend; its GUID if it has none, None if the trace does not describe it."""
@@ -97,6 +101,11 @@ class Timeline:
         graph_width = self._link_graphs(graphs, cpu_graphs, bare, widths)
         self.cpu_call = [self._of_cpu_graph(g, bare, widths) for g in cpu_graphs]
         self.calls = [_settled(call, width) for call, width in zip(bare, widths)]
+        self.work = self._work()
+        if self.work == "embeddings":
+            self.calls = [call._replace(phase="prefill") for call in self.calls]
+        elif self.work == "graphs":
+            self.calls = [call._replace(phase=None, tokens=None) for call in self.calls]
         self.graph_phase = {seq: self._phase(self.graph_call[seq], width) for seq, width in graph_width.items()}
         self.cpu_phase = []
         for g, call in zip(cpu_graphs, self.cpu_call):
@@ -104,7 +113,17 @@ class Timeline:
             self.cpu_phase.append(self.graph_phase[g.graph] if of_graph else self._phase(call, g.ubatch))
 
     def _phase(self, call, width):
-        return phase_of(width) if call is None else self.calls[call].phase
+        if call is not None:
+            return self.calls[call].phase
+        return None if self.work == "graphs" else phase_of(width)
+
+    def _work(self):
+        """What the calls are for: `tokens`, `embeddings`, or `graphs` of a program that is not llama.cpp."""
+        named = {tensor.name for tensor in self._records.tensors.values() if tensor.known}
+        if self.source != "token":
+            return "graphs" if self.calls and not named & _OF_TOKENS else "tokens"
+        encodes = all(call.function == "llama_encode" for call in self.calls)
+        return "embeddings" if self.calls and (encodes or _POOLED in named) else "tokens"
 
     def _bare(self):
         """The calls without what their graphs say."""

@@ -18,6 +18,7 @@ const MOE: Spec = Spec {
     widths: true,
     clusters: false,
     weights: Q4_0_WEIGHTS,
+    foreign: false,
 };
 
 fn busy(p: usize, ith: u16) -> u64 {

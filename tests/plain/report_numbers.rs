@@ -2,7 +2,7 @@
 
 use crate::synth_trace;
 
-use analysis::calls::{CallSource, Phase};
+use analysis::calls::{CallSource, Phase, RunWork};
 use analysis::load::LoadProgress;
 use analysis::report::{By, OpTime, PhaseReport, Report, ReportOptions, report};
 use analysis::tables::{GAPS_ROW, OTHER_ROW, OpRow, WAIT_ROW};
@@ -253,6 +253,42 @@ fn without_calls_the_graphs_stand_in() {
     assert_eq!(phase(&r, Phase::Prefill).tokens, Some(8));
     assert_eq!(phase(&r, Phase::Decode).latency.unwrap().n, 2);
     assert_eq!(r.requests[0].decode_calls, 2);
+}
+
+/// As of whisper.cpp: an encoder's graph, and those of tokens after it.
+#[test]
+fn graphs_of_other_programs_are_runs_of_kinds_without_tokens() {
+    let mut s = Synth::new(Vec::new(), Spec { foreign: true, ..Spec::default() });
+    for width in [30, 1, 1, 30, 1] {
+        let start = s.now;
+        s.now = s.graph(None, width, start, busy) + PAUSE;
+    }
+    let r = finish(s);
+    assert_eq!((r.work, r.ttft, r.requests.len(), r.runs.len()), (RunWork::Graphs, None, 0, 1));
+    let [p] = r.phases.as_slice() else { panic!("{:?}", r.phases) };
+    assert_eq!((p.phase, p.calls, p.tokens, p.tokens_per_s), (Phase::Unknown, 5, None, None));
+    assert_eq!(p.runs_per_s.map(|rate| (rate * p.in_call_ns as f64 / 1e9).round()), Some(5.0));
+    let kinds: Vec<_> = r.graph_kinds.iter().map(|k| (k.result.as_deref(), k.graphs)).collect();
+    assert_eq!(kinds.len(), 2);
+    assert!(kinds.contains(&(Some("embd_enc"), 2)) && kinds.contains(&(Some("logits"), 3)), "{kinds:?}");
+    assert_eq!(r.graph_kinds.iter().map(|k| k.total_ns).sum::<u64>(), p.in_call_ns);
+    assert!((r.graph_kinds.iter().map(|k| k.share).sum::<f64>() - 1.0).abs() < 1e-9);
+}
+
+#[test]
+fn embeddings_are_runs_of_texts() {
+    let mut s = Synth::new(Vec::new(), Spec::default());
+    s.entry = pfi::record::Entry::Encode;
+    for width in [5, 1, 7] {
+        s.call(width, busy);
+    }
+    let r = finish(s);
+    assert_eq!((r.work, r.ttft), (RunWork::Embeddings, None));
+    assert!(r.requests.is_empty() && r.graph_kinds.is_empty());
+    // A text of one token is a run like any other.
+    let [p] = r.phases.as_slice() else { panic!("{:?}", r.phases) };
+    assert_eq!((p.phase, p.calls, p.tokens), (Phase::Prefill, 3, Some(13)));
+    assert!(p.runs_per_s.is_some());
 }
 
 #[test]

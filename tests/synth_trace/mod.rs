@@ -65,6 +65,8 @@ pub struct Spec {
     pub clusters: bool,
     /// Type of the weights that are multiplied.
     pub weights: u16,
+    /// Tensors have none of llama.cpp's names, but those that GGML gives; only the result of a graph has one.
+    pub foreign: bool,
 }
 
 impl Default for Spec {
@@ -78,6 +80,7 @@ impl Default for Spec {
             widths: true,
             clusters: false,
             weights: Q4_0,
+            foreign: false,
         }
     }
 }
@@ -175,6 +178,10 @@ pub struct Synth<W: Write> {
     pub slices: u64,
     /// Whether the following CPU graphs are marked as cut.
     pub cut: bool,
+    /// The function of the following calls.
+    pub entry: Entry,
+    /// Whether ops of the following graphs are recorded.
+    pub ops: bool,
     /// CPU of a position on a thread of a graph.
     pub cpu: fn(u64, usize, u16) -> Option<u16>,
     /// Kernel thread of thread index 0.
@@ -201,12 +208,16 @@ impl<W: Output> Synth<W> {
     }
 
     pub fn of(out: W, spec: Spec, origin: &Origin<'_>) -> Synth<W> {
+        Synth::with(out, spec, origin, EncoderConfig::default())
+    }
+
+    pub fn with(out: W, spec: Spec, origin: &Origin<'_>, config: EncoderConfig) -> Synth<W> {
         let Origin { host, cpu_model, arch, real_ns, engine_version, engine_build, cmdline } = *origin;
         let mut header = Header { host, cpu_model, arch, real_ns, ..header(spec.structure) };
         if spec.clusters {
             header.topology = "0,0,0,1800000,400;1,1,0,1800000,400;2,2,1,2900000,1024;3,3,1,2900000,1024";
         }
-        let mut enc = Encoder::new(out, EncoderConfig::default(), &header).unwrap();
+        let mut enc = Encoder::new(out, config, &header).unwrap();
         enc.engine(&Engine { id: 0, version: engine_version, layout: "op@80 ne@16" }).unwrap();
         let path = "/opt/llama/libggml-cpu.so";
         enc.module(&Module { engine: 0, path, build_id: engine_build, role: "base+cpu" }).unwrap();
@@ -236,6 +247,8 @@ impl<W: Output> Synth<W> {
             graphs: 0,
             slices: 0,
             cut: false,
+            entry: Entry::Decode,
+            ops: true,
             cpu: |_, _, _| None,
             caller: TID,
             backend,
@@ -282,7 +295,7 @@ impl<W: Output> Synth<W> {
         end += LEAD;
         let width = self.spec.widths.then(|| widths.iter().sum());
         let (t, dur) = (start as i64, end - start);
-        let entry = Entry::Decode;
+        let entry = self.entry;
         let token = Token {
             seq,
             pid: self.pid,
@@ -388,6 +401,9 @@ impl<W: Output> Synth<W> {
                 at += slot(p);
             }
             end = at;
+            if !self.ops {
+                continue;
+            }
             let tid = if ith == 0 { self.caller } else { TID + u32::from(ith) };
             let run = SliceRun { graph: seq, ith, tid, plan, first: 0, barrier };
             self.enc.slices(&run, &self.buffer).unwrap();
@@ -396,20 +412,20 @@ impl<W: Output> Synth<W> {
             self.slices += n as u64;
         }
         end += LEAD;
-        let hits = n as u32 * u32::from(threads);
+        let hits = if self.ops { n as u32 * u32::from(threads) } else { 0 };
         let graph = CpuGraph {
             seq,
             graph: Some(seq),
             split: Some(seq),
             pid: self.pid,
             tid: TID,
-            plan: Some(plan),
+            plan: self.ops.then_some(plan),
             n_nodes: n as u32,
             n_threads: u32::from(threads),
             ubatch: if self.spec.widths { width } else { 0 },
             t: start as i64,
             dur: end - start,
-            expected: Some(hits),
+            expected: self.ops.then_some(hits),
             seen: hits,
             barrier,
             cut: self.cut,
@@ -461,7 +477,9 @@ impl<W: Write> Builder<'_, W> {
         let src: Vec<Option<u32>> = src.iter().map(|id| Some(*id)).collect();
         let op = OPS.iter().position(|(name, _)| *name == op).unwrap() as u16;
         let (addr, known) = (self.synth.addr, self.synth.spec.structure);
-        let name = name.as_bytes();
+        let named =
+            if self.synth.spec.foreign { foreign(name, addr, op == 0, ne[1]) } else { name.to_owned() };
+        let name = named.as_bytes();
         let d = TensorDesc {
             pid: self.synth.pid,
             addr,
@@ -547,5 +565,15 @@ impl<W: Write> Builder<'_, W> {
         let down =
             self.weight(self.synth.spec.weights, &format!("blk.{l}.ffn_down_exps.weight"), [FF, EMBD, 8, 1]);
         self.op("MUL_MAT_ID", &format!("ffn_moe_down-{l}"), [EMBD, 2, n, 1], &[down, up, ids])
+    }
+}
+
+/// A name as GGML gives it; the result of a graph is named for what it is.
+fn foreign(name: &str, addr: u64, leaf: bool, width: u64) -> String {
+    match (name, leaf) {
+        ("result_output", _) if width > 1 => "embd_enc".to_owned(),
+        ("result_output", _) => "logits".to_owned(),
+        (_, true) => format!("leaf_{}", addr % 1000),
+        (_, false) => format!("node_{}", addr % 1000),
     }
 }

@@ -12,7 +12,7 @@ use super::load::Loaded;
 use super::sequences::Sequences;
 use common::order;
 use ggml::backend_guid;
-use pfi::record::{Backend, CpuGraph, Device, Graph};
+use pfi::record::{Backend, CpuGraph, Device, Entry, Graph, Tensor};
 
 /// What serves as a call in this trace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -23,9 +23,23 @@ pub enum CallSource {
     CpuGraph,
 }
 
+/// What the calls are for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RunWork {
+    /// They read and generate tokens.
+    Tokens,
+    /// Each call reads a text and gives its embedding: it is a run of the model, and counts as prefill.
+    Embeddings,
+    /// Graphs of a program without calls of llama.cpp, as whisper.cpp: what they are given are not tokens, and they have no
+    /// phase.
+    Graphs,
+}
+
 /// The calls in time order, and the call that each graph belongs to.
 pub struct Timeline {
     pub source: CallSource,
+    pub work: RunWork,
     /// Sorted by start.
     pub calls: Vec<Call>,
     /// Phase of each of [`Loaded::cpu_graphs`].
@@ -75,13 +89,22 @@ pub fn timeline(loaded: &Loaded<'_>) -> Timeline {
     for (call, width) in calls.iter_mut().zip(&widths) {
         settle(call, width);
     }
+    let work = work(loaded, source, &calls);
     let sequences = Sequences::of(loaded, &calls).filter(|_| source == CallSource::Token);
     if let Some(known) = &sequences {
         calls.iter_mut().enumerate().for_each(|(i, call)| settle_known(call, i, known));
     }
+    match work {
+        RunWork::Tokens => {}
+        RunWork::Embeddings => calls.iter_mut().for_each(|call| call.phase = Phase::Prefill),
+        RunWork::Graphs => {
+            calls.iter_mut().for_each(|call| (call.phase, call.tokens) = (Phase::Unknown, None));
+        }
+    }
+    let of_width = |width| if work == RunWork::Graphs { Phase::Unknown } else { Phase::of_width(width) };
     let phase_of = |call: Option<usize>| call.and_then(|c| calls.get(c)).map(|c| c.phase);
     let graph_phase: HashMap<u64, Phase> =
-        graphs.iter().map(|(seq, g)| (*seq, phase_of(g.call).unwrap_or(Phase::of_width(g.width)))).collect();
+        graphs.iter().map(|(seq, g)| (*seq, phase_of(g.call).unwrap_or(of_width(g.width)))).collect();
     let cpu_phase = loaded
         .cpu_graphs
         .iter()
@@ -89,11 +112,49 @@ pub fn timeline(loaded: &Loaded<'_>) -> Timeline {
         .map(|(g, call)| {
             phase_of(*call)
                 .or_else(|| g.graph.and_then(|s| graph_phase.get(&s).copied()))
-                .unwrap_or_else(|| Phase::of_width(u64::from(g.ubatch)))
+                .unwrap_or_else(|| of_width(u64::from(g.ubatch)))
         })
         .collect();
     let graph_call = graphs.iter().filter_map(|(seq, g)| Some((*seq, g.call?))).collect();
-    Timeline { source, calls, cpu_phase, cpu_call, graph_phase, graph_call, sequences }
+    Timeline { source, work, calls, cpu_phase, cpu_call, graph_phase, graph_call, sequences }
+}
+
+impl Timeline {
+    /// The phase that is meant by another: where all calls are of one kind, they are what every phase means.
+    pub fn meant(&self, phase: Phase) -> Phase {
+        match self.work {
+            RunWork::Tokens => phase,
+            RunWork::Embeddings => Phase::Prefill,
+            RunWork::Graphs => Phase::Unknown,
+        }
+    }
+}
+
+/// Names of llama.cpp's tensors: what its graphs read and give, and what they give where embeddings are pooled
+/// (llama-graph.cpp).
+const OF_TOKENS: [&str; 2] = ["inp_tokens", "result_output"];
+const POOLED: &str = "result_embd_pooled";
+
+/// Whether a tensor is one that only graphs of llama.cpp have.
+pub(super) fn reads_or_gives_tokens(t: &Tensor) -> bool {
+    t.known && OF_TOKENS.contains(&&*t.name)
+}
+
+fn work(loaded: &Loaded<'_>, source: CallSource, calls: &[Call]) -> RunWork {
+    let pooled = || loaded.tensors.values().any(|t| t.known && POOLED == &*t.name);
+    let encodes = |call: &Call| call.entry == Some(Entry::Encode);
+    match source {
+        CallSource::Token if !calls.is_empty() && (calls.iter().all(encodes) || pooled()) => {
+            RunWork::Embeddings
+        }
+        CallSource::Token => RunWork::Tokens,
+        _ if loaded.graphs.is_empty() && loaded.cpu_graphs.is_empty()
+            || loaded.tensors.values().any(reads_or_gives_tokens) =>
+        {
+            RunWork::Tokens
+        }
+        _ => RunWork::Graphs,
+    }
 }
 
 /// A scheduler graph: the call it belongs to and its ubatch (0: not read).
@@ -378,7 +439,6 @@ impl OpenRequest {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use pfi::record::Entry;
 
     #[test]
     fn percentiles_are_nearest_rank() {

@@ -13,6 +13,7 @@ pub mod dag;
 pub mod describe;
 pub mod diff;
 pub mod gauges;
+pub mod graph_kinds;
 pub mod ground_truth;
 pub mod idents;
 pub mod invariants;

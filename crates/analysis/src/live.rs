@@ -28,7 +28,7 @@ pub use self::sensors::SensorNow;
 pub use self::span::{LiveOp, LiveSpan, LiveThread, PhaseSpan, keep};
 use self::sums::LiveSums;
 use super::attribution::parts::TimeParts;
-use super::calls::{Call, CallSource, Phase, Width, settle};
+use super::calls::{Call, CallSource, Phase, Width, reads_or_gives_tokens, settle};
 use super::describe::{NO_STRUCTURE, describe};
 use super::idents::{OpKey, label};
 use super::load::Loaded;
@@ -141,6 +141,8 @@ pub struct Live {
     fed: Option<(u32, usize)>,
     /// The level of the recording changes.
     steered: bool,
+    /// What graphs are given are tokens: there are calls of llama.cpp, or tensors with its names.
+    tokens: bool,
     devices: Devices,
     scheduler: LiveScheduler,
     sensors: LiveSensors,
@@ -184,7 +186,8 @@ impl Live {
     pub fn finish(&mut self) {
         for mut open in std::mem::take(&mut self.open) {
             open.settle(&self.scheduler, None);
-            self.add(open.pid, Phase::of_width(open.width.into()), &open.sums);
+            let width = self.width(open.width);
+            self.add(open.pid, Phase::of_width(width.into()), &open.sums);
         }
         let rest = self.batches.finish();
         self.verified(rest);
@@ -343,13 +346,14 @@ impl Live {
             sums.graphs.barrier += u64::from(g.barrier && ran);
             sums.graphs.interval += u64::from(!g.barrier && ran);
         }
-        let phase = Phase::of_width(g.ubatch.into());
+        let ubatch = self.width(g.ubatch);
+        let phase = Phase::of_width(ubatch.into());
         let (pid, end) = (Some(g.pid), ending(g.cut, Device::Idle));
-        self.call(pid, CallSource::CpuGraph, phase, known(g.ubatch), g.dur, end);
+        self.call(pid, CallSource::CpuGraph, phase, known(ubatch), g.dur, end);
         match g.graph {
             Some(seq) => self.hold(AwaitedRecord::Graph(seq), pid, &open.sums, g.ubatch),
             None => {
-                open.sums.op_tokens += if open.sums.ops.is_empty() { 0 } else { u64::from(g.ubatch) };
+                open.sums.op_tokens += if open.sums.ops.is_empty() { 0 } else { u64::from(ubatch) };
                 self.add(pid, phase, &open.sums);
             }
         }
@@ -358,10 +362,11 @@ impl Live {
     fn graph(&mut self, g: &Graph) {
         let OpenItem { mut sums, width, .. } = self.close(AwaitedRecord::Graph(g.seq));
         let width = if g.ubatch > 0 { g.ubatch } else { width };
-        sums.op_tokens = if sums.ops.is_empty() { 0 } else { width.into() };
-        let own = Phase::of_width(width.into());
+        let alone = if g.token.is_some() { width } else { self.width(width) };
+        sums.op_tokens = if sums.ops.is_empty() { 0 } else { alone.into() };
+        let own = Phase::of_width(alone.into());
         let (pid, end) = (Some(g.pid), ending(g.cut, g.device));
-        self.call(pid, CallSource::SchedulerGraph, own, known(width), g.dur, end);
+        self.call(pid, CallSource::SchedulerGraph, own, known(alone), g.dur, end);
         // How many of them a draft brings is not known.
         if g.token.and_then(|seq| self.batches.of(seq)) == Some(BatchShape::Drafts) {
             sums.op_tokens = 0;
@@ -375,6 +380,7 @@ impl Live {
     }
 
     fn token(&mut self, t: &Token) {
+        self.tokens = true;
         let at = self.widths.iter().position(|(seq, _)| *seq == t.seq);
         let width = at.map(|at| self.widths.remove(at).1).unwrap_or_default();
         let mut call = Call {
@@ -481,7 +487,8 @@ impl Live {
         if self.open.len() == OPEN {
             let mut oldest = self.open.remove(0);
             oldest.settle(&self.scheduler, None);
-            self.add(oldest.pid, Phase::of_width(oldest.width.into()), &oldest.sums);
+            let width = self.width(oldest.width);
+            self.add(oldest.pid, Phase::of_width(width.into()), &oldest.sums);
         }
         self.open.push(OpenItem::new(of));
         self.open.len() - 1
@@ -501,12 +508,19 @@ impl Live {
         }
     }
 
+    /// The tokens of a graph outside of calls; 0: not known, or none.
+    fn width(&self, ubatch: u32) -> u32 {
+        if self.tokens { ubatch } else { 0 }
+    }
+
     /// Index of a plan, with the names of its positions.
     fn plan(&mut self, defined: &Loaded<'_>, id: u32) -> usize {
         if let Some(at) = self.plans.iter().rposition(|(plan, _)| *plan == id) {
             return at;
         }
         let hits = defined.plans.get(&id).map_or(&[][..], |p| &p.hits[..]);
+        self.tokens |=
+            hits.iter().any(|(first, _)| defined.tensors.get(first).is_some_and(reads_or_gives_tokens));
         let names = hits.iter().enumerate().map(|(position, hit)| {
             let ident = describe(defined, position, Some(*hit));
             name(&mut self.names, label(&ident, OpKey::Name))

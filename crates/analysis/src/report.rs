@@ -10,8 +10,11 @@ use super::attribution::experts::experts;
 use super::attribution::levels::{levels, within};
 use super::attribution::phases::stages;
 use super::attribution::verdict::{Ceiling, Peak, best_of_trace};
-use super::calls::{Call, DecodeStep, Phase, Request, Timeline, latency, requests, timeline, weighted};
+use super::calls::{
+    Call, DecodeStep, Phase, Request, RunWork, Timeline, latency, requests, timeline, weighted,
+};
 use super::cut::{self, Cut, NoPart};
+use super::graph_kinds::graph_kinds;
 use super::idents::*;
 use super::load::{LoadProgress, Loaded, load};
 use super::model::model;
@@ -80,6 +83,8 @@ impl OtherRun {
             context,
             model: r.model,
             call_source: r.call_source,
+            work: r.work,
+            graph_kinds: r.graph_kinds,
             ttft: r.ttft,
             requests: r.requests,
             sequences: r.sequences,
@@ -109,6 +114,10 @@ pub fn of(loaded: &mut Loaded<'_>, options: &ReportOptions, progress: &LoadProgr
         // It is not known which prompt a batch belongs to.
         (request.ttft_ns, request.prompt_tokens) = (None, None);
     }
+    // A request asks for tokens.
+    if line.work != RunWork::Tokens {
+        requests.list.clear();
+    }
     let all = Phase::ALL.iter().filter(|p| options.phase.is_none_or(|only| only == **p));
     let misses = |layer| why.as_ref()?.misses(&idents, layer);
     let wanted = |by| options.tables.contains(&by).then_some(());
@@ -131,10 +140,16 @@ pub fn of(loaded: &mut Loaded<'_>, options: &ReportOptions, progress: &LoadProgr
         others_left_out: 0,
         model: model(loaded),
         call_source: line.source,
+        work: line.work,
+        graph_kinds: graph_kinds(loaded, &line),
         ttft: latency(requests.list.iter().filter_map(|r| r.ttft_ns).collect()),
         phases: all.filter_map(|p| phase(&about, &requests.decode_steps, *p, options)).collect(),
         requests: requests.list,
-        sequences: known.map(|known| sequences::report(loaded, &line.calls, known, options.top)),
+        sequences: known.map(|known| {
+            let found = sequences::report(loaded, &line.calls, known, options.top);
+            let ttft = found.ttft.filter(|_| line.work == RunWork::Tokens);
+            sequences::SequenceReport { ttft, ..found }
+        }),
         sequences_unknown: known.is_none().then(|| sequences::why_unknown(loaded)),
         unseen: line.calls.iter().any(|c| c.unseen).then(|| unseen(loaded)),
         quality: quality(loaded, &line, &times),
@@ -225,6 +240,8 @@ fn phase(
         batched: phase == Phase::Prefill
             && line.sequences.is_none()
             && calls.iter().any(|c| batches(loaded, line, c.pid)),
+        runs_per_s: (line.work != RunWork::Tokens && in_call_ns > 0)
+            .then(|| whole.len() as f64 * 1e9 / in_call_ns as f64),
         tokens_per_s: tokens.filter(|_| in_call_ns > 0).map(|t| t as f64 * 1e9 / in_call_ns as f64),
         first_call: first_call(&whole),
         tokens_per_s_wall: step_tokens.filter(|_| steps_ns > 0).map(|n| n as f64 * 1e9 / steps_ns as f64),

@@ -14,7 +14,7 @@ use std::str::FromStr;
 use serde::Serialize;
 
 use self::union::Union;
-use super::calls::{Call, CallSource, Phase, Timeline};
+use super::calls::{Call, CallSource, Phase, RunWork, Timeline};
 use super::describe;
 use super::load::Loaded;
 use super::model::{ModelFacts, model_of};
@@ -129,7 +129,12 @@ impl Runs {
         let weights = PlanWeights::of(loaded, line);
         let mut marks = weights.marks(loaded, line);
         let mut mixed: HashMap<u32, &'static str> = HashMap::new();
-        settle(line, &mut marks, &mut mixed, &decode_sizes(loaded, line));
+        if line.work == RunWork::Graphs {
+            // Its parts work together, and are told apart as kinds of graphs.
+            marks.fill(CallIdentity::default());
+        } else {
+            settle(line, &mut marks, &mut mixed, &decode_sizes(loaded, line));
+        }
         let mut keys: Vec<(u32, CallIdentity)> = Vec::new();
         let mut at: HashMap<(u32, CallIdentity), usize> = HashMap::new();
         let mut place = |pid: u32, mark: CallIdentity| {

@@ -31,6 +31,7 @@ pub struct CallSeries {
 impl CallSeries {
     /// The calls of the given process, else of the one with the most.
     pub fn new(loaded: &Loaded<'_>, line: &Timeline, phase: Phase, pid: Option<u32>) -> CallSeries {
+        let phase = line.meant(phase);
         let whole = whole_calls(loaded, line, phase);
         let of = |call: &usize| line.calls.get(*call).map_or(0, |c| c.pid);
         let mut counts: HashMap<u32, (u64, u64)> = HashMap::new();
@@ -134,7 +135,7 @@ impl Series {
 pub fn why_nothing(loaded: &Loaded<'_>, line: &Timeline, phase: Phase) -> &'static str {
     if line.calls.is_empty() {
         "it has no calls"
-    } else if !line.calls.iter().any(|c| c.phase == phase) {
+    } else if !line.calls.iter().any(|c| c.phase == line.meant(phase)) {
         "it only has calls of another phase (--phase)"
     } else if loaded.runs.is_empty() {
         "no ops were recorded (record --level op)"

@@ -319,7 +319,7 @@ impl<'l, 'a> LaneReader<'l, 'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::calls::CallSource;
+    use crate::calls::{CallSource, RunWork};
 
     fn line(durations: &[u64]) -> Timeline {
         let call = |(i, dur): (usize, &u64)| Call {
@@ -338,6 +338,7 @@ mod tests {
         };
         Timeline {
             source: CallSource::Token,
+            work: RunWork::Tokens,
             calls: durations.iter().enumerate().map(call).collect(),
             cpu_phase: Vec::new(),
             cpu_call: Vec::new(),

@@ -16,7 +16,7 @@ use super::sequences;
 use super::submissions;
 use super::table::{Style, Table, number, text};
 use super::units::*;
-use analysis::calls::{CallSource, Latency, Phase};
+use analysis::calls::{CallSource, Latency, Phase, RunWork};
 use analysis::clusters::Cluster;
 use analysis::report::{By, OpTime, PhaseReport, Report};
 use analysis::tables::{OpRow, SplitRow, ThreadRow, TokenRow};
@@ -46,7 +46,7 @@ pub fn all(out: &mut dyn Write, report: &Report, verbose: bool, style: &Style) -
     lines(out, &runs::lines(&report.runs), style)?;
     title(out, style, "Model (from its tensors)")?;
     lines(out, &model(report), style)?;
-    title(out, style, "Prefill and decode")?;
+    title(out, style, if report.work == RunWork::Graphs { "Runs" } else { "Prefill and decode" })?;
     lines(out, &calls(report), style)?;
     sections(out, report, style)?;
     if verbose || !report.quality.complete {
@@ -213,45 +213,15 @@ pub(super) fn calls(report: &Report) -> Vec<SectionItem> {
         out.push(said("calls", "none recorded"));
         return out;
     }
-    let mut t = Table::new(vec![
-        text("phase"),
-        number("calls", 0),
-        number("tokens", 0),
-        number("tok/s", 0),
-        number("wall tok/s", 1),
-        number("mean ms", 0),
-        number("p50 ms", 2),
-        number("p95 ms", 3),
-        number("p99 ms", 4),
-        number("max ms", 1),
-        text("per"),
-    ]);
-    for p in &report.phases {
-        // If every call has one token, a call is a token.
-        let single = p.tokens == Some(p.calls.saturating_sub(p.cut_calls));
-        let decode = p.phase == Phase::Decode;
-        t.row(call_row(p, p.latency, if decode && single { "call (TPOT)" } else { "call" }));
-        if p.start_to_start.is_some() {
-            t.row(call_row(
-                p,
-                p.start_to_start,
-                if single { "start to start (TPOT)" } else { "start to start" },
-            ));
-        }
-        if let (Some(_), false) = (p.tpot, single) {
-            t.row(token_row(p.tpot, "token (TPOT)"));
-            t.row(token_row(p.tpot_start_to_start, "token, start to start (TPOT)"));
-        }
-    }
-    if let Some(l) = report.ttft {
-        let mut cells: Vec<String> = vec!["TTFT".into(), l.n.to_string(), "".into(), "".into(), "".into()];
-        cells.extend(latency_cells(Some(l)));
-        cells.push("request, prefill start to end".into());
-        t.row(cells);
-    }
-    out.push(SectionItem::Table(t));
+    out.push(SectionItem::Table(match report.work {
+        RunWork::Graphs => kinds(report),
+        RunWork::Tokens | RunWork::Embeddings => phases(report),
+    }));
+    out.extend(
+        report.phases.iter().filter_map(|p| Some(said("runs", format!("{:.2} runs/s", p.runs_per_s?)))),
+    );
     let batched = report.phases.iter().any(|p| p.batched);
-    if report.ttft.is_none() {
+    if report.ttft.is_none() && report.work == RunWork::Tokens {
         let why = if batched { "prompts cannot be identified in batched calls" } else { NO_PREFILL };
         out.push(said("TTFT", format!("unknown ({why})")));
     }
@@ -288,10 +258,71 @@ pub(super) fn calls(report: &Report) -> Vec<SectionItem> {
             format!("{cut} {were} still running when recording stopped; excluded from the figures above");
         out.push(said("note", text));
     }
-    if report.phases.iter().any(|p| p.phase == Phase::Unknown) {
+    if report.phases.iter().any(|p| p.phase == Phase::Unknown && p.runs_per_s.is_none()) {
         out.push(said("note", "unknown: the batch and the ubatch of these calls could not be read"));
     }
     out
+}
+
+/// Calls by phase.
+fn phases(report: &Report) -> Table {
+    let mut t = Table::new(vec![
+        text("phase"),
+        number("calls", 0),
+        number("tokens", 0),
+        number("tok/s", 0),
+        number("wall tok/s", 1),
+        number("mean ms", 0),
+        number("p50 ms", 2),
+        number("p95 ms", 3),
+        number("p99 ms", 4),
+        number("max ms", 1),
+        text("per"),
+    ]);
+    for p in &report.phases {
+        // If every call has one token, a call is a token.
+        let single = p.tokens == Some(p.calls.saturating_sub(p.cut_calls));
+        let decode = p.phase == Phase::Decode;
+        t.row(call_row(p, p.latency, if decode && single { "call (TPOT)" } else { "call" }));
+        if p.start_to_start.is_some() {
+            t.row(call_row(
+                p,
+                p.start_to_start,
+                if single { "start to start (TPOT)" } else { "start to start" },
+            ));
+        }
+        if let (Some(_), false) = (p.tpot, single) {
+            t.row(token_row(p.tpot, "token (TPOT)"));
+            t.row(token_row(p.tpot_start_to_start, "token, start to start (TPOT)"));
+        }
+    }
+    if let Some(l) = report.ttft {
+        let mut cells: Vec<String> = vec!["TTFT".into(), l.n.to_string(), "".into(), "".into(), "".into()];
+        cells.extend(latency_cells(Some(l)));
+        cells.push("request, prefill start to end".into());
+        t.row(cells);
+    }
+    t
+}
+
+/// Graphs by kind.
+fn kinds(report: &Report) -> Table {
+    let mut t = Table::new(vec![
+        text("graphs"),
+        number("runs", 0),
+        number("% of time", 0),
+        number("mean ms", 0),
+        number("p50 ms", 2),
+        number("p95 ms", 3),
+        number("p99 ms", 4),
+        number("max ms", 1),
+    ]);
+    for kind in &report.graph_kinds {
+        let mut cells = vec![super::verdict::kind_name(kind), kind.graphs.to_string(), pct(kind.share)];
+        cells.extend(latency_cells(kind.latency));
+        t.row(cells);
+    }
+    t
 }
 
 const NO_PREFILL: &str = "no request's prefill was recorded completely";

@@ -7,6 +7,7 @@ use super::units::{count, pct, time};
 use super::{quality, runs};
 use analysis::advice::{Advice, Gain};
 use analysis::calls::{Latency, Phase};
+use analysis::graph_kinds::GraphKind;
 use analysis::report::Report;
 use analysis::sequences::SequenceReport;
 use analysis::verdict::bar::TimeBar;
@@ -35,7 +36,10 @@ pub fn write(out: &mut dyn Write, report: &Report, file: &str, style: &Style) ->
         line(out, style, "Requests", &text)?;
     }
     for p in &v.phases {
-        line(out, style, heading(p.phase), &speed(p))?;
+        line(out, style, heading(p), &speed(p))?;
+    }
+    for text in kinds(&report.graph_kinds) {
+        line(out, style, "", &text)?;
     }
     if let Some((unit, bar)) = v.phases.first().and_then(|p| Some((p.unit(), p.bar?))) {
         shares(out, unit, &bar, style)?;
@@ -81,20 +85,44 @@ fn recording(out: &mut dyn Write, report: &Report, style: &Style) -> io::Result<
     Ok(())
 }
 
-pub(crate) fn heading(phase: Phase) -> &'static str {
-    match phase {
-        Phase::Decode => "Decode",
-        Phase::Prefill => "Prefill",
-        Phase::Unknown => "Calls",
+pub(crate) fn heading(p: &PhaseVerdict) -> &'static str {
+    match (p.runs_per_s, p.phase) {
+        (Some(_), _) => "Runs",
+        (None, Phase::Decode) => "Decode",
+        (None, Phase::Prefill) => "Prefill",
+        (None, Phase::Unknown) => "Calls",
     }
+}
+
+/// Kinds of graphs in short.
+const KINDS: usize = 6;
+
+/// A line for each kind of graph.
+pub(crate) fn kinds(all: &[GraphKind]) -> Vec<String> {
+    let one = |kind: &GraphKind| {
+        let times = kind.latency.map_or_else(String::new, |l| format!("; {}", quantiles(&l)));
+        let share = kind.share * 100.0;
+        format!("{}: {}{times}; {share:.0} % of the time", kind_name(kind), count(kind.graphs, "run"))
+    };
+    let more = all.len().saturating_sub(KINDS);
+    let more = (more > 0).then(|| format!("and {}", count(more as u64, "more kind")));
+    all.iter().take(KINDS).map(one).chain(more).collect()
+}
+
+/// The name of a kind's result, else its size.
+pub(crate) fn kind_name(kind: &GraphKind) -> String {
+    let nodes = count(kind.nodes.into(), "node");
+    kind.result.as_ref().map_or_else(|| format!("graph of {nodes}"), |name| format!("{name} ({nodes})"))
 }
 
 /// Speed, latency, ceiling.
 pub(crate) fn speed(p: &PhaseVerdict) -> String {
-    let mut parts = vec![match p.tokens_per_s {
-        Some(rate) => format!("{rate:.2} tok/s"),
-        None => "tokens unknown".into(),
-    }];
+    let mut parts: Vec<String> = p.runs_per_s.map(|rate| format!("{rate:.2} runs/s")).into_iter().collect();
+    match p.tokens_per_s {
+        Some(rate) => parts.push(format!("{rate:.2} tok/s")),
+        None if p.runs_per_s.is_some() => {}
+        None => parts.push("tokens unknown".into()),
+    }
     if let Some(first) = p.first_call {
         parts.push(format!(
             "{:.2} tok/s without the first call of {}, which may be a warm-up or have read the weights",

@@ -9,7 +9,8 @@ use crate::attribution::interference::InterferenceRow;
 use crate::attribution::levels::LevelReport;
 use crate::attribution::phases::StageRow;
 use crate::attribution::verdict::{Ceiling, Peak};
-use crate::calls::{CallSource, Latency, Phase, Request};
+use crate::calls::{CallSource, Latency, Phase, Request, RunWork};
+use crate::graph_kinds::GraphKind;
 use crate::model::ModelFacts;
 use crate::offload::Offload;
 use crate::op_cpus::CpuTable;
@@ -113,6 +114,11 @@ pub struct Report {
     pub model: ModelFacts,
     /// What counts as a call.
     pub call_source: CallSource,
+    /// What the calls are for.
+    pub work: RunWork,
+    /// Graphs by kind, where no calls were recorded; else omitted.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub graph_kinds: Vec<GraphKind>,
     /// Time to first token over the requests with a completely recorded prefill.
     pub ttft: Option<Latency>,
     pub requests: Vec<Request>,
@@ -171,6 +177,9 @@ pub struct OtherRun {
     pub context: Option<u32>,
     pub model: ModelFacts,
     pub call_source: CallSource,
+    pub work: RunWork,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub graph_kinds: Vec<GraphKind>,
     pub ttft: Option<Latency>,
     pub requests: Vec<Request>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -235,6 +244,9 @@ pub struct PhaseReport {
     /// tokens proposed by a draft model).
     #[serde(skip_serializing_if = "is_false")]
     pub batched: bool,
+    /// Of embeddings and graphs: calls over the time in calls; else omitted.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub runs_per_s: Option<f64>,
     /// Tokens over the time in calls.
     pub tokens_per_s: Option<f64>,
     /// Omitted if the first call was no slower than the others.

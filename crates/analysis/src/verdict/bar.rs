@@ -29,9 +29,13 @@ pub struct TimeBar {
 }
 
 impl TimeBar {
-    /// The shares of a phase; `device_ns` is its time on devices. `None` if no op was recorded.
+    /// The shares of a phase; `device_ns` is its time on devices. `None` if no op was recorded, or if ops and waits take
+    /// longer than their graphs.
     pub fn new(p: &PhaseReport, device_ns: u64, threads: &[ThreadRow]) -> Option<TimeBar> {
         if p.op_time.is_none() || p.graph_ns == 0 || p.in_call_ns == 0 {
+            return None;
+        }
+        if p.op_ns.saturating_add(p.wait_ns.unwrap_or(0)) > p.graph_ns {
             return None;
         }
         // Graphs that were recorded below level op have no shares of their own: they count like the others.

@@ -33,6 +33,9 @@ pub struct RunVerdict {
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct PhaseVerdict {
     pub phase: Phase,
+    /// Of embeddings and graphs: calls over the time in calls; else omitted.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub runs_per_s: Option<f64>,
     /// In calls; and with the time between them, from start to start.
     pub tokens_per_s: Option<f64>,
     pub tokens_per_s_wall: Option<f64>,
@@ -53,7 +56,11 @@ pub struct PhaseVerdict {
 impl PhaseVerdict {
     /// What latency and bar are of.
     pub fn unit(&self) -> &'static str {
-        if self.phase == Phase::Decode && !self.batched { "token" } else { "call" }
+        match (self.runs_per_s, self.phase, self.batched) {
+            (Some(_), ..) => "run",
+            (None, Phase::Decode, false) => "token",
+            _ => "call",
+        }
     }
 
     /// Share of the time between calls; `None` if it is not known. A device may compute after a call has returned.

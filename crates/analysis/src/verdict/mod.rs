@@ -27,6 +27,7 @@ pub fn verdict(input: FactInput<'_, '_>, report: &Report, peaks: &[Peak]) -> Run
         let machine = top.as_ref().ok().zip(run).and_then(|(top, run)| of_machine(p, top, run, peaks));
         let phase = PhaseVerdict {
             phase: p.phase,
+            runs_per_s: figures.and_then(|f| f.runs_per_s),
             tokens_per_s: figures.and_then(|f| f.tokens_per_s),
             tokens_per_s_wall: figures.and_then(|f| f.tokens_per_s_wall),
             first_call: figures.and_then(|f| f.first_call),
@@ -92,10 +93,16 @@ fn missing(facts: &VerdictFacts<'_>, no: Option<NoCeiling>, top: Option<&SpeedCe
             true => "no engine call was recorded",
             false => "no engine call ended during the recording",
         };
-        return vec![format!("{why}: record a run that decodes some tokens")];
+        return vec![format!("{why}: record a longer run")];
     };
     if main.bar.is_none() {
-        out.push("no ops were recorded: use record --level op".into());
+        let none = main.ops.iter().all(|row| row.calls == 0);
+        out.push(if none {
+            "no ops were recorded: use record --level op".into()
+        } else {
+            "where the time goes is not known: the ops take longer than their graphs, see report --by op"
+                .into()
+        });
     } else if facts.interference.is_none() {
         let inside = facts.report.run.source.as_deref() == Some(SourceKind::Inside.name());
         out.push(match inside {

@@ -141,12 +141,14 @@ pub fn tiles(out: &mut dyn Write, o: &Overview) -> io::Result<()> {
     let of = |phase: Phase| o.report.phases.iter().find(|p| p.phase == phase);
     let speed = |phase: Phase| {
         let p = of(phase)?;
-        Some((format!("{:.1}", p.tokens_per_s?), format!("tokens/s, {}", phase.name())))
+        Some((format!("{:.1}", p.tokens_per_s?), format!("tok/s, {}", phase.name())))
     };
-    let mut all: Vec<(String, String)> =
-        [Phase::Decode, Phase::Prefill].into_iter().filter_map(speed).collect();
+    let runs =
+        o.report.phases.iter().filter_map(|p| Some((format!("{:.1}", p.runs_per_s?), "runs/s".to_owned())));
+    let speeds = [Phase::Decode, Phase::Prefill].into_iter().filter_map(speed);
+    let mut all: Vec<(String, String)> = runs.chain(speeds).collect();
     if let Some(l) = o.report.ttft {
-        all.push((time(l.mean_ns), format!("to first token (TTFT), mean of {}", count(l.n, "request"))));
+        all.push((time(l.p50_ns as f64), format!("to first token (TTFT), p50 of {}", count(l.n, "request"))));
     }
     if let Some(l) = of(Phase::Decode).and_then(|p| p.latency) {
         all.push((time(l.p95_ns as f64), "p95 per token".into()));

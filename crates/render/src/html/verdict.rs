@@ -5,7 +5,7 @@ use std::io::{self, Write};
 
 use super::markup::{self, text};
 use crate::section::SectionItem;
-use crate::verdict::{gain, heading, named, ran, reasons, requests, speed};
+use crate::verdict::{gain, heading, kinds, named, ran, reasons, requests, speed};
 use analysis::advice::Advice;
 use analysis::report::Report;
 use analysis::verdict::bar::TimeBar;
@@ -19,7 +19,8 @@ pub fn write(out: &mut dyn Write, report: &Report, id: &str) -> io::Result<()> {
     let mut facts = vec![SectionItem::Fact("Model", ran(v))];
     let requests = report.sequences.as_ref().and_then(requests);
     facts.extend(requests.map(|text| SectionItem::Fact("Requests", text)));
-    facts.extend(v.phases.iter().map(|p| SectionItem::Fact(heading(p.phase), speed(p))));
+    facts.extend(v.phases.iter().map(|p| SectionItem::Fact(heading(p), speed(p))));
+    facts.extend(kinds(&report.graph_kinds).into_iter().map(|text| SectionItem::Fact("Graphs", text)));
     markup::lines(out, &facts)?;
     if let Some((unit, bar)) = v.phases.first().and_then(|p| Some((p.unit(), p.bar?))) {
         draw(out, id, unit, &bar)?;

@@ -8,7 +8,7 @@ use super::spark::spark;
 use super::{NAME, RecordingState, ScreenLines, TopSnapshot, TopView, wrapped};
 use analysis::attribution::parts::TimeParts;
 use analysis::calls::Phase;
-use analysis::live::{LiveDevice, SensorNow};
+use analysis::live::{LiveDevice, PhaseSpan, SensorNow};
 use analysis::words::share;
 use pfi::record::SensorKind;
 
@@ -68,10 +68,16 @@ fn state(p: &TopSnapshot) -> String {
 
 fn speeds(out: &mut ScreenLines<'_>, p: &TopSnapshot) {
     for run in &p.run.phases {
-        let now = p.now.phases.iter().find(|n| n.phase == run.phase).and_then(|n| n.tokens_per_s);
+        let now = p.now.phases.iter().find(|n| n.phase == run.phase);
         let speed = |v| or_dash(v, |v: f64| format!("{v:.2}"));
-        let (now, all, calls) = (speed(now), speed(run.tokens_per_s), count(run.calls, "call"));
-        out.named(run.phase.name(), &format!("{now:>9} tok/s now {all:>9} over the run   {calls}"));
+        let calls = count(run.calls, "call");
+        // Without tokens, what runs are the graphs.
+        let runs = |p: &PhaseSpan| (p.in_call_ns > 0).then(|| p.calls as f64 * 1e9 / p.in_call_ns as f64);
+        let (name, unit, now, all) = match run.phase {
+            Phase::Unknown => ("runs", "runs/s", now.and_then(runs), runs(run)),
+            phase => (phase.name(), "tok/s", now.and_then(|n| n.tokens_per_s), run.tokens_per_s),
+        };
+        out.named(name, &format!("{:>9} {unit} now {:>9} over the run   {calls}", speed(now), speed(all)));
     }
 }
 
