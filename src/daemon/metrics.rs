@@ -80,7 +80,8 @@ static FIRST_TOKEN: Metric = Metric::new(
     "gen_ai.server.time_to_first_token",
     "s",
     Histogram,
-    "Time from the start of a request's first call to the end of the call that gave its first token.",
+    "Time from when the server took a request in, or else the start of its first call, to the end of the call that gave its \
+     first token.",
 );
 static OUTPUT_TOKEN: Metric = Metric::new(
     "gen_ai.server.time_per_output_token",
@@ -92,7 +93,8 @@ static DURATION: Metric = Metric::new(
     "gen_ai.server.request.duration",
     "s",
     Histogram,
-    "Time from the start of a request's first call to the end of the call for its last token.",
+    "Time from when the server took a request in, or else the start of its first call, to the end of the call for its last \
+     token.",
 );
 static ENERGY: Metric = Metric::new("hw.energy", "J", Counter, "Energy taken by the hardware.");
 static FAULTS: Metric =
@@ -155,6 +157,7 @@ fn service(out: &mut Families, state: &ServiceState) {
     out.count(&RUNS_SEEN, None, counts.seen);
     for (name, n) in [
         ("recorded", counts.recorded),
+        ("nothing recorded", counts.empty),
         ("left out by rule", state.totals.left.ignored),
         ("left out by sample_one_in", state.totals.left.sampled),
         ("left out by max_concurrent", counts.max_concurrent),

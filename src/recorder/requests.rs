@@ -10,6 +10,7 @@ mod known;
 
 use self::known::KnownRequests;
 use super::tally::{ObservedRequest, RequestTally, Unobserved};
+use super::tasks::Arrival;
 use pfi::record::{Chunk, MemoryCall};
 use pfi::track::RequestNow;
 
@@ -175,6 +176,11 @@ impl Requests {
     /// A change of a context's memory. `held`: a call of the process has returned and is not passed on yet.
     pub fn memory(&mut self, m: &MemoryCall, held: bool) {
         self.known.memory(m, held);
+    }
+
+    /// A server took in a request, or named the sequence of one.
+    pub fn arrival(&mut self, arrival: &Arrival) {
+        self.known.arrival(arrival, &mut self.tallies);
     }
 
     /// The requests of known sequences in progress: of a run, given by its first process, or all.

@@ -19,11 +19,21 @@ const TOGETHER: u64 = 256;
 /// Processes, and threads that compute, that are remembered.
 const KNOWN: usize = 16;
 
+/// A request whose first result names the sequence that computes it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Arrival {
+    pub pid: u32,
+    /// When the server took it in, CLOCK_MONOTONIC ns.
+    pub at: u64,
+    /// None: it was taken in just now, and its sequence is not known yet.
+    pub seq: Option<u64>,
+}
+
 /// Requests whose first result is still to come.
 #[derive(Default)]
 pub struct ServerTasks {
-    /// Process and number, oldest first.
-    waiting: Deque<(u32, i32), WAITING>,
+    /// Process, number, and when it was taken in, oldest first.
+    waiting: Deque<(u32, i32, u64), WAITING>,
     /// The fewest bytes of an array of requests, by process: most arrays have one request.
     one: heapless::Vec<(u32, u64), KNOWN>,
     /// Processes and threads that had results.
@@ -35,30 +45,36 @@ impl ServerTasks {
     ///
     /// # Errors
     /// The trace cannot be written.
-    pub fn take<W: Write>(&mut self, e: &event::Task, enc: &mut Encoder<W>) -> Result<(), WriteError> {
+    pub fn take<W: Write>(
+        &mut self,
+        e: &event::Task,
+        enc: &mut Encoder<W>,
+    ) -> Result<Option<Arrival>, WriteError> {
         let (pid, tid, t) = (e.h.tgid, e.h.tid, e.h.ts as i64);
         if e.slot != ARRIVES {
             self.add_worker((pid, tid));
             // Results without a slot: of what is no request, and of a part of an answer.
             let seq = u64::try_from(e.slot).ok().filter(|slot| *slot < SLOTS);
-            if seq.is_none() || !self.waiting.iter().any(|w| *w == (pid, e.task)) {
-                return Ok(());
-            }
-            self.remove(|w| w == (pid, e.task));
-            return enc.server_task(&ServerTask { pid, tid, t, task: e.task.into(), seq });
+            let of = |w: &(u32, i32, u64)| (w.0, w.1) == (pid, e.task);
+            let Some(&(.., at)) = self.waiting.iter().find(|w| of(w)).filter(|_| seq.is_some()) else {
+                return Ok(None);
+            };
+            self.remove(|w| of(&w));
+            enc.server_task(&ServerTask { pid, tid, t, task: e.task.into(), seq })?;
+            return Ok(Some(Arrival { pid, at, seq }));
         }
         // The thread that computes posts tasks to itself.
         if self.workers.contains(&(pid, tid)) || e.task < 0 {
-            return Ok(());
+            return Ok(None);
         }
         for task in (0..self.number(pid, e.bytes)).filter_map(|i| e.task.checked_add(i)) {
             if self.waiting.is_full() {
                 self.waiting.pop_front();
             }
-            let _ = self.waiting.push_back((pid, task));
+            let _ = self.waiting.push_back((pid, task, e.h.ts));
             enc.server_task(&ServerTask { pid, tid, t, task: task.into(), seq: None })?;
         }
-        Ok(())
+        Ok(Some(Arrival { pid, at: e.h.ts, seq: None }))
     }
 
     /// A process has ended.
@@ -68,7 +84,7 @@ impl ServerTasks {
         self.workers.retain(|w| w.0 != pid);
     }
 
-    fn remove(&mut self, which: impl Fn((u32, i32)) -> bool) {
+    fn remove(&mut self, which: impl Fn((u32, i32, u64)) -> bool) {
         for _ in 0..self.waiting.len() {
             if let Some(w) = self.waiting.pop_front().filter(|w| !which(*w)) {
                 let _ = self.waiting.push_back(w);
@@ -135,10 +151,16 @@ mod tests {
             event(9, -1, ARRIVES, 5520),
             event(9, i32::MAX, ARRIVES, u64::MAX - u64::MAX % 2760),
         ];
-        told.iter().for_each(|e| tasks.take(e, &mut enc).expect("memory takes it"));
+        let mut take = |e: &Task| tasks.take(e, &mut enc).expect("memory takes it");
+        let arrivals: Vec<Arrival> =
+            told.iter().filter_map(|e| take(e)).filter(|a| a.seq.is_some()).collect();
+        let of = |seq| Arrival { pid: 5, at: 100, seq: Some(seq) };
+        assert_eq!(arrivals, [of(1), of(0)]);
         tasks.forget(5);
         assert!(tasks.waiting.is_empty() && tasks.one.is_empty() && !tasks.workers.contains(&(5, 6)));
-        (0..2000).for_each(|n| tasks.take(&event(7, n, ARRIVES, 0), &mut enc).expect("memory takes it"));
+        (0..2000).for_each(|n| {
+            tasks.take(&event(7, n, ARRIVES, 0), &mut enc).expect("memory takes it");
+        });
         assert_eq!(tasks.waiting.len(), WAITING);
         let trace =
             Trace::from_bytes(enc.finish(&sample::footer()).expect("memory takes it")).expect("a trace");

@@ -40,7 +40,9 @@ impl<W: Write> Drain<W> {
         if let Some(shown) = self.shown(e.h.engine) {
             shown.tasks += 1;
         }
-        self.server_tasks.take(e, &mut self.enc)
+        let arrival = self.server_tasks.take(e, &mut self.enc)?;
+        arrival.into_iter().for_each(|arrival| self.process_tree.requests.arrival(&arrival));
+        Ok(())
     }
 
     pub(super) fn memory(&mut self, e: &event::Memory) -> Result<(), WriteError> {

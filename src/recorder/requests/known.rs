@@ -1,10 +1,14 @@
 //! Requests of sequences whose batches are read: each chunk says whether it is of a prompt, a token, or a draft to verify.
 //!
+//! A server takes a request in before it computes it, and names its sequence with the first result only: in a process that
+//! tells this, the time to the first token is counted when the sequence is named, or when the request is over.
+//!
 //! A draft model computes what its target computes: its context is no request's, and a token is there only when both have
 //! computed it.
 
 use super::{IDLE_NS, PAUSE_NS, RequestCall, Tallies};
 use crate::recorder::tally::{ObservedRequest, RequestTally, Unobserved};
+use crate::recorder::tasks::Arrival;
 use pfi::record::{Chunk, MemoryCall};
 use pfi::track::{ChunkSeen, ChunkWork, DraftContexts, RequestNow, RequestPhase, SeqKey, SequenceTracker};
 
@@ -14,6 +18,8 @@ const MOST: usize = 512;
 const CHANGES: usize = 256;
 /// Maximum contexts that have a number.
 const CONTEXTS: usize = 256;
+/// Maximum processes that are known to tell when they take requests in.
+const SERVERS: usize = 16;
 
 /// What the last call brought, until the next one of its sequence: a draft model may still compute it.
 #[derive(Debug, Clone, Copy)]
@@ -36,6 +42,10 @@ struct Open {
     /// Start of its first call, and end of the last one, CLOCK_MONOTONIC ns.
     began: u64,
     last: u64,
+    /// When the server took it in; None: not known, at least not yet.
+    arrived: Option<u64>,
+    /// Its process tells that.
+    awaits: bool,
     /// The last chunk.
     chunk: Chunk,
     /// When its first token was there, and whether that was observed.
@@ -61,6 +71,8 @@ impl Open {
             missed: false,
             began: call.start,
             last: call.start,
+            arrived: None,
+            awaits: false,
             chunk: *chunk,
             first: None,
             told: false,
@@ -88,18 +100,36 @@ impl Open {
         self.now.accepted += tokens.saturating_sub(1);
         tally.tokens += tokens;
         if !self.missed {
-            self.tell_first(tally);
+            if self.token == self.began {
+                self.token = self.first.unwrap_or(self.token);
+            }
+            if !self.awaits {
+                self.tell_first(tally);
+            }
             let each = step.end.saturating_sub(self.token) / tokens.max(1);
             tally.observe_tokens(each, step.tokens.unwrap_or(0));
         }
         self.token = step.end;
     }
 
+    /// When it began for its client, as far as that is known.
+    fn from(&self) -> u64 {
+        self.arrived.unwrap_or(self.began)
+    }
+
+    /// The server took it in at `at`.
+    fn arrive(&mut self, at: u64, tally: &mut RequestTally) {
+        (self.arrived, self.awaits) = (Some(at), false);
+        // Its first call may have returned, and be delayed by a draft model until the next one.
+        if self.step.is_some() || self.now.tokens > 0 {
+            self.tell_first(tally);
+        }
+    }
+
     fn tell_first(&mut self, tally: &mut RequestTally) {
         if let (Some(first), false) = (self.first, self.told || self.missed) {
             self.told = true;
-            self.token = first;
-            let first_token_ns = Some(first.saturating_sub(self.began));
+            let first_token_ns = Some(first.saturating_sub(self.from()));
             tally.observe_request(&ObservedRequest { first_token_ns, ..Default::default() });
         }
     }
@@ -114,7 +144,7 @@ impl Open {
         }
         if !self.missed {
             self.tell_first(tally);
-            let duration_ns = Some(self.last.saturating_sub(self.began));
+            let duration_ns = Some(self.last.saturating_sub(self.from()));
             tally.observe_request(&ObservedRequest { duration_ns, ..Default::default() });
         }
         self.going = false;
@@ -167,12 +197,12 @@ impl Open {
             context,
             seq: self.key.2,
             phase: if answered { RequestPhase::Decode } else { RequestPhase::Prompt },
-            ttft_ns: seen.map(|first| first.saturating_sub(self.began)),
+            ttft_ns: seen.map(|first| first.saturating_sub(self.from())),
             tokens: after + u64::from(self.first.is_some()),
             tokens_per_s: (decoding > 0).then(|| after as f64 / decoding as f64 * 1e9),
             drafted: self.now.drafted + drafted,
             accepted: self.now.accepted + accepted,
-            duration_ns: self.last.saturating_sub(self.began),
+            duration_ns: self.last.saturating_sub(self.from()),
             idle_ns: now.saturating_sub(self.last),
             ..self.now
         }
@@ -189,6 +219,8 @@ pub struct KnownRequests {
     changes: Vec<MemoryCall>,
     /// Contexts, in the order in which they computed first.
     contexts: Vec<(u32, u64)>,
+    /// Processes that tell when they take requests in.
+    servers: Vec<u32>,
 }
 
 impl KnownRequests {
@@ -215,7 +247,9 @@ impl KnownRequests {
             self.contexts.push((pid, context));
         }
         let shadow = seen.begins && self.shadows(call, chunk);
+        let awaits = seen.begins && self.servers.contains(&pid);
         let Some(open) = self.open_of(key, call, chunk, &seen, tally) else { return };
+        open.awaits |= awaits;
         if shadow {
             open.miss(Unobserved::Contexts, tally);
         }
@@ -223,6 +257,23 @@ impl KnownRequests {
             open.miss(Unobserved::EndUnseen, tally);
         }
         open.take(chunk, seen.work, call.end.unwrap_or(call.start));
+    }
+
+    /// A server took in a request, or named the sequence that has computed one.
+    pub fn arrival(&mut self, arrival: &Arrival, tallies: &mut Tallies) {
+        let Arrival { pid, at, seq } = *arrival;
+        let Some(seq) = seq else {
+            if !self.servers.contains(&pid) && self.servers.len() < SERVERS {
+                self.servers.push(pid);
+            }
+            return;
+        };
+        // The last one of its sequence that began after it was taken in.
+        let of =
+            |o: &&mut Open| o.going && (o.key.0, u64::try_from(o.key.2)) == (pid, Ok(seq)) && o.began >= at;
+        if let Some(open) = self.open.iter_mut().filter(of).max_by_key(|o| o.began) {
+            open.arrive(at, tallies.of(open.run));
+        }
     }
 
     /// The request of a chunk, which is the next one of its sequence if it begins one.
@@ -371,6 +422,7 @@ impl KnownRequests {
         self.drafts.forget(of);
         self.changes.retain(|m| !of(m.pid));
         self.contexts.retain(|c| !of(c.0));
+        self.servers.retain(|pid| !of(*pid));
         self.sequences.forget(|key| of(key.0));
     }
 

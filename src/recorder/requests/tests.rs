@@ -354,3 +354,40 @@ fn a_known_sequence_at_rest_has_ended_its_request() {
     calls.pause(20_000).chunks(1, &[(0, 10, 1, 1)]);
     assert_eq!(calls.counts(), ([1, 1, 1], vec![("prompt not seen", 1)]));
 }
+
+/// A request waits in a server's queue for 100 ms; the server names its sequence with the first result.
+#[test]
+fn the_time_to_the_first_token_begins_when_the_server_took_the_request_in() {
+    let mut calls = Calls::new();
+    let arrival = |calls: &mut Calls, at, seq| calls.requests.arrival(&Arrival { pid: 7, at, seq });
+    let at = calls.now;
+    arrival(&mut calls, at, None);
+    calls.pause(100).chunks(1, &[(0, 0, 20, 1)]);
+    assert_eq!(calls.counts().0, [0, 0, 0]);
+    arrival(&mut calls, at, Some(0));
+    assert_eq!(calls.rows()[0].ttft_ns, Some(110 * MS));
+    calls.chunks(1, &[(0, 20, 1, 1)]).chunks(1, &[(0, 21, 1, 1)]);
+    assert_eq!(calls.counts().0, [1, 1, 0]);
+    assert_eq!((calls.tally.first_token.sum_ns, calls.tally.output_token.sum_ns), (110 * MS, 10 * MS));
+    // The sequence of the next one is named with its whole answer.
+    let at = calls.now;
+    arrival(&mut calls, at, None);
+    calls
+        .pause(50)
+        .remove(0, 0)
+        .chunks(1, &[(0, 0, 9, 1)])
+        .chunks(1, &[(0, 9, 1, 1)])
+        .chunks(1, &[(0, 10, 1, 1)]);
+    assert_eq!(calls.counts().0, [1, 3, 1]);
+    assert_eq!(calls.tally.duration.sum_ns, 130 * MS);
+    arrival(&mut calls, at, Some(0));
+    assert_eq!(calls.counts().0, [2, 3, 1]);
+    assert_eq!(calls.tally.first_token.sum_ns, 110 * MS + 60 * MS);
+    // Of one that is cancelled it is never named: its first call is what is known.
+    let at = calls.now;
+    arrival(&mut calls, at, None);
+    calls.pause(50).remove(0, 0).chunks(1, &[(0, 0, 9, 1)]).chunks(1, &[(0, 9, 1, 1)]);
+    calls.requests.exit(7);
+    assert_eq!(calls.counts().0, [3, 5, 3]);
+    assert_eq!(calls.tally.first_token.sum_ns, 110 * MS + 60 * MS + 9 * MS);
+}
