@@ -101,6 +101,8 @@ struct Process {
     /// When to decide again, ns.
     due: Option<u64>,
     refused: Option<String>,
+    /// Set free since its recorder did not follow it: it stays so until it computes something else.
+    unfollowed: bool,
     /// Its CPUs are not changed any longer.
     off: Option<String>,
     changes: u64,
@@ -170,7 +172,9 @@ impl Affinity {
         }
         let Some(i) = self.known(run, rule, change.pid) else { return };
         let of = &mut self.all[i];
-        of.work = if change.prompt { Work::Prefill } else { Work::Decode };
+        let work = if change.prompt { Work::Prefill } else { Work::Decode };
+        of.unfollowed &= work == of.work;
+        of.work = work;
         of.threads[of.work as usize] = Some(change.threads).filter(|n| *n > 0);
         of.since = change.t;
         if change.several && of.off.is_none() {
@@ -212,6 +216,7 @@ impl Affinity {
             changed: [None; 2],
             due: None,
             refused: None,
+            unfollowed: false,
             off: None,
             changes: 0,
             notes: 0,
@@ -263,7 +268,7 @@ impl Affinity {
             let blind = follows(of.run.recorder).is_none_or(|t| now.saturating_sub(t) > BLIND_NS);
             if blind && of.may_crowd() {
                 self.free(i, "its recorder does not follow it at the moment");
-                self.all[i].due = Some(now + LOOK_NS);
+                self.all[i].unfollowed = true;
             } else if self.all[i].due.is_some_and(|due| due <= now) {
                 self.all[i].due = None;
                 match blind {
@@ -332,7 +337,7 @@ impl Affinity {
 
     fn decide(&mut self, i: usize, now: u64) {
         let of = &self.all[i];
-        if of.off.is_some() {
+        if of.off.is_some() || of.unfollowed {
             return;
         }
         let wanted = match &of.wanted {

@@ -33,6 +33,8 @@ pub struct RunCounts {
     pub seen: u64,
     /// Recorded, at least in part.
     pub recorded: u64,
+    /// Followed, and they computed nothing.
+    pub empty: u64,
     /// No rule matches them, or one that ignores them.
     pub ignored: u64,
     /// Left out by sample-one-in.

@@ -467,6 +467,7 @@ impl<'a> Service<'a> {
         self.state.counts = status::StatusCounts {
             seen: c.seen,
             recorded: c.recorded,
+            empty: c.empty,
             by_rule: c.ignored,
             sample_one_in: c.left_out,
             max_concurrent: c.too_many,

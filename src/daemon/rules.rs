@@ -30,7 +30,7 @@ pub struct Rule {
     pub ring: Option<Duration>,
     /// Maximum ring size, bytes.
     pub ring_size: u64,
-    /// Trigger: decode speed below this, tokens/s.
+    /// Trigger: decode speed below this, tok/s.
     pub below: Option<f64>,
     /// Trigger: the p99 of the time per decoded token is above this.
     pub p99_above: Option<Duration>,

@@ -119,6 +119,8 @@ pub struct RuleStatus {
 pub struct StatusCounts {
     pub seen: u64,
     pub recorded: u64,
+    /// Followed, and they computed nothing.
+    pub empty: u64,
     /// Left out because no rule matches, or one that ignores them.
     pub by_rule: u64,
     /// Left out by sampling.

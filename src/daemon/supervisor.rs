@@ -451,7 +451,9 @@ impl Supervisor {
 
     fn end(&mut self, run: Run) {
         // It was followed if it has a level.
+        let idle = run.tokens == 0 && run.ttft_ns.is_none() && run.threads == [None; 2];
         match !run.level.is_empty() {
+            true if idle => self.counts.empty += 1,
             true => self.counts.recorded += 1,
             false => {
                 self.counts.missed += 1;

@@ -84,7 +84,7 @@ impl Trigger {
                 text,
             };
             let slow = slow.map(|(least, rate)| {
-                let text = format!("process {}: {rate:.3} tokens/s, below {least} (below)", m.pid);
+                let text = format!("process {}: {rate:.3} tok/s, below {least} (below)", m.pid);
                 fired(Slowness::Below, text)
             });
             slow.or_else(|| {
@@ -111,7 +111,7 @@ impl Trigger {
             pid: None,
             run: None,
             cause: Slowness::Stuck,
-            text: format!("a token has been running for {s:.1} s: below {least} tokens/s (below)"),
+            text: format!("a token has been running for {s:.1} s: below {least} tok/s (below)"),
         })
     }
 }
@@ -160,7 +160,7 @@ mod tests {
         let (m, t) = meter(&[S / 5; 20]);
         let slow = [m];
         let mut ten = trigger(Some(10.0), None);
-        assert!(ten.fired(&slow, None, t).expect("fires").text.contains("5.000 tokens/s, below 10"));
+        assert!(ten.fired(&slow, None, t).expect("fires").text.contains("5.000 tok/s, below 10"));
         assert_eq!(ten.fired(&slow, None, t + 59 * S), None);
         let (m, t) = meter(&[S / 5; 400]);
         assert!(ten.fired(&[m], None, t).is_some());

@@ -98,11 +98,11 @@ fn rules(state: &Value) -> String {
 fn counts(of: &Value) -> String {
     let named = [
         ("recorded", "recorded"),
+        ("empty", "seen, nothing recorded"),
         ("by_rule", "left out by rule"),
         ("sample_one_in", "left out by sample_one_in"),
         ("max_concurrent", "left out by max_concurrent"),
         ("missed", "missed"),
-        ("over_budget", "seen, not recorded: over budget"),
         ("waiting", "waiting for a slot"),
     ];
     let part = |(name, says): &(&str, &str)| {

@@ -108,7 +108,14 @@ fn more_threads_than_cpus_are_refused_at_once_and_at_any_time() {
     let later = due + 2 * REST_NS + BLIND_NS;
     affinity.turn(later, &|_| None);
     assert_eq!(of.cpus(), all, "still not");
+    // Its CPUs do not come and go while it decodes.
     affinity.turn(later + LOOK_NS, &|_| Some(later + LOOK_NS));
+    affinity.computes(of.run(), &rule, change(&of, false, 1));
+    assert_eq!((of.cpus(), affinity.next(0)), (all.clone(), None));
+    affinity.computes(of.run(), &rule, change(&of, true, 1));
+    let due = later + LOOK_NS + REST_NS;
+    affinity.computes(of.run(), &rule, change(&of, false, 1));
+    affinity.turn(due.max(usage::now() + REST_NS), &|_| Some(due.max(usage::now() + REST_NS)));
     assert_eq!(of.cpus(), one);
     // How many compute is not known.
     affinity.computes(of.run(), &rule, change(&of, false, 0));

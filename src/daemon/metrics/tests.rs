@@ -171,6 +171,7 @@ fn state() -> ServiceState {
     state.counts = StatusCounts {
         seen: 12,
         recorded: 5,
+        empty: 0,
         by_rule: 4,
         sample_one_in: 2,
         max_concurrent: 1,

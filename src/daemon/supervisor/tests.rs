@@ -533,3 +533,14 @@ fn a_recorder_that_reports_triggers_without_a_pause_is_heard_once_a_minute() {
     stage.later(60 * SECOND);
     assert_eq!((fires(&mut stage, 0), fires(&mut stage, 1)), (1, 1));
 }
+
+#[test]
+fn runs_that_computed_nothing_are_counted_apart() {
+    let mut stage = Stage::new();
+    let followed = Run { level: "op".into(), ..Run::default() };
+    stage.supervisor.end(followed.clone());
+    stage.supervisor.end(Run { tokens: 1, ..followed.clone() });
+    // Graphs without calls.
+    stage.supervisor.end(Run { threads: [None, Some(2)], ..followed });
+    assert_eq!((stage.supervisor.counts.recorded, stage.supervisor.counts.empty), (2, 1));
+}
