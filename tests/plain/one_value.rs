@@ -1,236 +1,238 @@
-//! One quantity has one value: what a recording's views say of it, compared with each other. The texts for people are parsed.
+//! One quantity has one value: what all views say of recordings of each kind, compared with each other.
+//!
+//! `table.txt` has a row for each quantity and a line for each view that shows it. Texts for people are parsed. A number
+//! that a view shows and no line names fails the test, and so does a line that no recording has.
 
-use std::process::Command;
+#[cfg(feature = "agent")]
+mod metrics;
+mod path;
+mod recordings;
+mod text;
+mod views;
 
-use serde_json::Value;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::LazyLock;
 
-use crate::python_traces::traces;
-use crate::synth_trace::footer;
+use path::{Found, bare, find, leaves};
+use views::{NAMES, Views, of_all};
 
-/// What the views say of one recording.
-struct Views {
-    name: &'static str,
-    json: Value,
-    advise: Value,
-    /// `report FILE`, each item in one line.
-    text: String,
-    all: String,
-    html: String,
+/// A view's line: its name, where the value is, and how exactly it is shown.
+struct Shown {
+    view: &'static str,
+    path: String,
+    /// In the unit of the row.
+    factor: f64,
+    /// Largest difference: relative, and absolute.
+    near: (f64, f64),
+    /// Recordings of which the view says something else, as its documentation tells.
+    except: Vec<String>,
 }
 
-fn profinfer(args: &[&str]) -> String {
-    let out = Command::new(env!("CARGO_BIN_EXE_profinfer")).args(args).output().expect("it runs");
-    assert!(out.status.success(), "{args:?}: {}", String::from_utf8_lossy(&out.stderr));
-    String::from_utf8(out.stdout).expect("UTF-8")
+struct Quantity {
+    name: String,
+    shown: Vec<Shown>,
 }
 
-/// A wrapped item has its name in the first line only.
-fn unwrapped(text: &str) -> String {
-    let mut out = String::new();
-    for line in text.lines() {
-        match line.strip_prefix("           ") {
-            Some(rest) if !rest.trim_start().starts_with('#') => out.push_str(&format!(" {rest}")),
-            _ => out.push_str(&format!("\n{line}")),
+/// Sums of floating-point numbers in another order.
+const EXACT: (f64, f64) = (1e-9, 1e-9);
+
+fn line(text: &str) -> Shown {
+    let mut words = text.split_whitespace();
+    let (view, path) = (words.next().expect("a view"), words.next().expect("a path"));
+    let view = NAMES.iter().find(|name| **name == view).unwrap_or_else(|| panic!("no view {view}"));
+    let mut shown = Shown { view, path: path.to_owned(), factor: 1.0, near: EXACT, except: Vec::new() };
+    for word in words {
+        let number = |text: &str| text.parse::<f64>().expect("a number");
+        match word.split_at(1) {
+            ("*", factor) => shown.factor = number(factor),
+            ("%", percent) => shown.near.0 = number(percent) / 100.0,
+            ("+", difference) => shown.near.1 = number(difference),
+            ("!", names) => shown.except = names.split(',').map(str::to_owned).collect(),
+            _ => panic!("{text}"),
         }
     }
-    out
+    shown
 }
 
-fn views() -> Vec<Views> {
-    let dir = tempfile::tempdir().expect("a directory");
-    let mut all = Vec::new();
-    for (name, synth) in traces() {
-        let file = dir.path().join(format!("{name}.pfi"));
-        std::fs::write(&file, synth.enc.finish(&footer("target exited")).expect("a trace")).expect("written");
-        let file = file.to_str().expect("UTF-8");
-        let peak = ["--peak", "500,10"];
-        let with = |args: &[&str]| profinfer(&[args, &peak, &[file]].concat());
-        let parse = |text: String| serde_json::from_str(&text).expect("JSON");
-        all.push(Views {
-            name,
-            json: parse(with(&["report", "--json"])),
-            advise: parse(with(&["advise", "--json"])),
-            text: unwrapped(&with(&["report"])),
-            all: with(&["report", "--all"]),
-            html: with(&["html", "-o", "-"])
-                .replace("&#x27;", "'")
-                .replace("&#39;", "'")
-                .replace("&gt;", ">"),
-        });
+fn read(name: &str) -> String {
+    let file = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/plain/one_value").join(name);
+    std::fs::read_to_string(file).expect("a table")
+}
+
+/// The rows of a table beside this file.
+fn table(name: &str) -> Vec<Quantity> {
+    let text = read(name);
+    let mut rows: Vec<Vec<&str>> = Vec::new();
+    for text in text.lines().filter(|l| !l.trim().is_empty() && !l.starts_with('#')) {
+        match text.strip_prefix("    ") {
+            Some(rest) => rows.last_mut().expect("a quantity").push(rest),
+            None => rows.push(vec![text]),
+        }
     }
-    all
+    let quantity = |row: &Vec<&str>, n| Quantity {
+        name: one_of(row[0], n),
+        shown: row[1..].iter().map(|text| line(&one_of(text, n))).collect(),
+    };
+    rows.iter().flat_map(|row| (0..choices(row)).map(move |n| quantity(row, n))).collect()
 }
 
-/// The item of this name in the verdict for people.
-fn item<'t>(text: &'t str, name: &str) -> Option<&'t str> {
-    text.lines().find_map(|line| line.strip_prefix(&format!("{name:<10} ")))
+/// The lines of a list beside this file.
+fn listed(name: &str) -> Vec<Shown> {
+    let text = read(name);
+    let lines = text.lines().filter_map(|l| l.strip_prefix("    "));
+    lines.flat_map(|text| (0..choices(&[text])).map(move |n| line(&one_of(text, n)))).collect()
 }
 
-/// The same in the page.
-fn in_page<'t>(html: &'t str, name: &str) -> Option<&'t str> {
-    let (_, rest) = html.split_once(&format!("<dt>{name}</dt><dd>"))?;
-    rest.split_once("</dd>").map(|(text, _)| text)
+/// How many alternatives a row has: `{a,b}` has two.
+fn choices(row: &[&str]) -> usize {
+    let of = |text: &str| Some(text.split_once('{')?.1.split_once('}')?.0.split(',').count());
+    row.iter().filter_map(|text| of(text)).max().unwrap_or(1)
 }
 
-/// The number before a word.
-fn before(text: &str, word: &str) -> Option<f64> {
-    let (left, _) = text.split_once(word)?;
-    left.rsplit([' ', ';', '(']).next()?.parse().ok()
+/// The text with the n-th of each of its alternatives.
+fn one_of(text: &str, n: usize) -> String {
+    let Some((before, rest)) = text.split_once('{') else { return text.to_owned() };
+    let (all, after) = rest.split_once('}').expect("an end");
+    format!("{before}{}{}", all.split(',').nth(n).expect("as many alternatives"), one_of(after, n))
 }
 
-fn near(a: f64, b: f64) -> bool {
-    (a - b).abs() <= 0.0051 + 1e-9 * a.abs()
+/// What a line says of a recording, in the unit of its row.
+fn found(v: &Views, shown: &Shown) -> Found {
+    let view = v.of.get(shown.view);
+    let mut found = view.map_or_else(Found::new, |view| find(view, &shown.path));
+    found.values_mut().flatten().for_each(|value| *value *= shown.factor);
+    found
 }
 
-/// `None`: the view does not show it of this recording.
-type ShownValue = fn(&Views) -> Option<f64>;
-
-/// A quantity: its value in the JSON of `report`, and in each view that shows it, if it does.
-struct Quantity {
-    name: &'static str,
-    value: ShownValue,
-    shown: &'static [(&'static str, ShownValue)],
+/// Where two views differ; what one does not show, or does not know, is not compared.
+fn apart(a: &Found, b: &Found, near: (f64, f64)) -> (usize, Option<String>) {
+    let both = a.iter().filter_map(|(key, a)| Some((key, (*a)?, (*b.get(key)?)?)));
+    let mut n = 0;
+    for (key, a, b) in both {
+        n += 1;
+        if (a - b).abs() > near.1 + near.0 * a.abs().max(b.abs()) {
+            return (n, Some(format!("'{key}' is {a}, but {b}")));
+        }
+    }
+    (n, None)
 }
 
-fn of_phase(v: &Views, phase: &str) -> Option<Value> {
-    let phases = v.json["verdict"]["phases"].as_array()?;
-    phases.iter().find(|p| p["phase"] == phase).cloned()
+/// A view that this build lacks.
+fn is_left_out(view: &str) -> bool {
+    match view {
+        "parquet" => !cfg!(feature = "dataset"),
+        "metrics" => !cfg!(feature = "agent"),
+        _ => false,
+    }
 }
 
-fn table(v: &Views, phase: &str) -> Option<Value> {
-    v.json["phases"].as_array()?.iter().find(|p| p["phase"] == phase).cloned()
-}
-
-/// A row of the table "Prefill and decode" of `report --all`: its third column is tok/s.
-fn row(v: &Views, phase: &str) -> Option<f64> {
-    let (_, table) = v.all.split_once("\nPrefill and decode\n")?;
-    let row = table.lines().take_while(|l| !l.is_empty()).find(|l| l.trim_start().starts_with(phase))?;
-    row.split_whitespace().nth(3)?.parse().ok()
-}
-
-const QUANTITIES: &[Quantity] = &[
-    Quantity {
-        name: "decode, tokens per second",
-        value: |v| of_phase(v, "decode")?["tokens_per_s"].as_f64(),
-        shown: &[
-            ("report --json, phases", |v| table(v, "decode")?["tokens_per_s"].as_f64()),
-            ("report", |v| before(item(&v.text, "Decode")?, " tok/s")),
-            ("report --all", |v| row(v, "decode")),
-            ("html", |v| before(in_page(&v.html, "Decode")?, " tok/s")),
-        ],
-    },
-    Quantity {
-        name: "prefill, tokens per second",
-        value: |v| of_phase(v, "prefill")?["tokens_per_s"].as_f64(),
-        shown: &[
-            ("report --json, phases", |v| table(v, "prefill")?["tokens_per_s"].as_f64()),
-            ("report", |v| before(item(&v.text, "Prefill")?, " tok/s")),
-            ("report --all", |v| row(v, "prefill")),
-            ("html", |v| before(in_page(&v.html, "Prefill")?, " tok/s")),
-        ],
-    },
-    Quantity {
-        name: "decode, p50 of a call",
-        value: |v| of_phase(v, "decode")?["latency"]["p50_ns"].as_f64(),
-        shown: &[("report --json, phases", |v| table(v, "decode")?["latency"]["p50_ns"].as_f64())],
-    },
-    Quantity {
-        name: "decode, share of the ceiling in percent",
-        value: |v| Some((of_phase(v, "decode")?["ceiling"]["reached"].as_f64()? * 100.0).round()),
-        shown: &[
-            ("report", |v| before(item(&v.text, "Decode")?, " % reached")),
-            ("html", |v| before(in_page(&v.html, "Decode")?, " % reached")),
-            ("report, limit", |v| {
-                let limit = item(&v.text, "Limit")?;
-                before(limit, " % of the ceiling")
-            }),
-        ],
-    },
-    Quantity {
-        name: "all shares of a call together",
-        value: |_| Some(1.0),
-        shown: &[
-            ("report --json", |v| {
-                let bar = of_phase(v, "decode")?["bar"].as_object()?.clone();
-                let sum: f64 = bar.values().filter_map(Value::as_f64).sum();
-                Some((sum * 1e9).round() / 1e9)
-            }),
-            ("report", |v| {
-                let line = v.text.lines().find(|l| l.trim_start().starts_with("# "))?;
-                let shares =
-                    line.split(" % ").filter_map(|part| part.rsplit(' ').next()?.parse::<f64>().ok());
-                Some(shares.sum::<f64>() / 100.0)
-            }),
-        ],
-    },
-    Quantity {
-        name: "weights, MiB or KiB",
-        value: |v| {
-            let bytes = v.json["model"]["weight_bytes"].as_f64().filter(|bytes| *bytes > 0.0)?;
-            format!("{:.1}", bytes / 1024.0).parse().ok()
-        },
-        shown: &[("report --all", |v| {
-            let line = v.all.lines().find(|l| l.trim_start().starts_with("weights "))?;
-            before(line, " KiB in")
-        })],
-    },
-    Quantity {
-        name: "pieces of advice",
-        value: |v| Some(v.json["verdict"]["advice"].as_array()?.len() as f64),
-        shown: &[
-            ("advise --json", |v| Some(v.advise["advice"].as_array().or(v.advise.as_array())?.len() as f64)),
-            ("report, none", |v| item(&v.text, "Advice")?.starts_with("none: ").then_some(0.0)),
-        ],
-    },
-    Quantity {
-        name: "complete",
-        value: |v| Some(f64::from(u8::from(v.json["quality"]["complete"].as_bool()?))),
-        shown: &[
-            ("report", |v| {
-                let said = item(&v.text, "Recording")?;
-                Some(f64::from(u8::from(!said.starts_with("NOT complete"))))
-            }),
-            ("html", |v| Some(f64::from(u8::from(!v.html.contains("NOT complete"))))),
-        ],
-    },
-];
+/// Read once for all tests.
+static ALL: LazyLock<Vec<Views>> = LazyLock::new(|| of_all(recordings::recordings()));
 
 #[test]
 fn every_view_says_the_same() {
-    let all = views();
+    let all = &*ALL;
     assert!(all.len() >= 12);
-    for quantity in QUANTITIES {
-        let mut compared = vec![0; quantity.shown.len()];
-        for v in &all {
-            let Some(value) = (quantity.value)(v) else { continue };
-            for ((view, shown), n) in quantity.shown.iter().zip(&mut compared) {
-                let Some(shown) = shown(v) else { continue };
-                assert!(
-                    near(value, shown),
-                    "{}: {} is {value}, but {shown} in {view}",
-                    v.name,
-                    quantity.name
-                );
-                *n += 1;
+    let quantities = table("table.txt");
+    let (mut wrong, mut compared) = (Vec::new(), 0);
+    for quantity in &quantities {
+        let Some((first, others)) = quantity.shown.split_first() else { continue };
+        let mut seen = vec![0; others.len()];
+        for v in all {
+            let value = found(v, first);
+            for (shown, n) in others.iter().zip(&mut seen) {
+                if shown.except.iter().any(|name| name == v.name) {
+                    continue;
+                }
+                let (in_both, difference) = apart(&value, &found(v, shown), shown.near);
+                *n += in_both;
+                wrong.extend(difference.map(|why| {
+                    format!(
+                        "{}: {}: {} {} {why} in {} {}",
+                        v.name, quantity.name, first.view, first.path, shown.view, shown.path
+                    )
+                }));
             }
         }
-        println!("{}: {compared:?} recordings", quantity.name);
-        assert!(compared.iter().all(|n| *n > 0), "{}: not found in all of its views", quantity.name);
+        compared += seen.iter().sum::<usize>();
+        let unseen = others.iter().zip(seen).filter(|(shown, n)| *n == 0 && !is_left_out(shown.view));
+        wrong.extend(
+            unseen.map(|(shown, _)| {
+                format!("{}: no recording has {} {}", quantity.name, shown.view, shown.path)
+            }),
+        );
     }
+    println!("{} quantities, {} recordings, {compared} values compared", quantities.len(), all.len());
+    assert!(wrong.is_empty(), "{} differences:\n{}", wrong.len(), wrong.join("\n"));
 }
 
-/// Sentences are the same wherever they stand.
+/// The numbers of each view.
+fn shown_by(all: &[Views]) -> BTreeMap<&'static str, BTreeSet<String>> {
+    let mut of: BTreeMap<&str, BTreeSet<String>> = BTreeMap::new();
+    for v in all {
+        for (view, value) in &v.of {
+            leaves(value, "", of.entry(view).or_default());
+        }
+    }
+    of
+}
+
 #[test]
-fn limit_and_advice_are_the_same_sentences() {
-    for v in views() {
-        let limit = &v.json["verdict"]["limit"]["text"];
-        assert_eq!(limit.as_str(), item(&v.text, "Limit"), "{}", v.name);
-        if let Some(limit) = limit.as_str() {
-            assert!(v.html.contains(limit), "{}: {limit}", v.name);
+fn every_number_of_a_view_is_in_a_row() {
+    let all = &*ALL;
+    let shown = shown_by(all);
+    assert!(shown.keys().all(|view| NAMES.contains(view)));
+    let compared = table("table.txt").into_iter().flat_map(|q| q.shown);
+    let in_rows: BTreeSet<(&str, String)> = compared
+        .chain(listed("alone.txt"))
+        .chain(listed("names.txt"))
+        .map(|line| (line.view, bare(&line.path)))
+        .collect();
+    let (mut missing, mut stale) = (Vec::new(), Vec::new());
+    for (view, paths) in &shown {
+        // Other runs have the fields of the report.
+        let named = |path: &&String| {
+            let own = path.strip_prefix("others.").unwrap_or(path);
+            [path.as_str(), own].iter().any(|path| in_rows.contains(&(*view, (*path).to_owned())))
+        };
+        missing.extend(paths.iter().filter(|path| !named(path)).map(|path| format!("    {view} {path}")));
+    }
+    for (view, path) in
+        in_rows.iter().filter(|(view, path)| !is_left_out(view) && !path.ends_with(['#', '*']))
+    {
+        if !shown.get(view).is_some_and(|paths| paths.contains(path)) {
+            stale.push(format!("    {view} {path}"));
         }
-        for advice in v.json["verdict"]["advice"].as_array().into_iter().flatten() {
-            let title = advice["title"].as_str().expect("a title");
-            assert!(v.html.contains(title) && v.advise.to_string().contains(title), "{}: {title}", v.name);
+    }
+    assert!(missing.is_empty(), "{} numbers are in no row:\n{}", missing.len(), missing.join("\n"));
+    assert!(stale.is_empty(), "{} lines have no number:\n{}", stale.len(), stale.join("\n"));
+}
+
+/// Names of the JSON are in the glossary.
+#[test]
+fn the_glossary_has_every_name() {
+    let page =
+        std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/GLOSSARY.md")).expect("the page");
+    let shown = shown_by(&ALL);
+    let views = ["report", "advise", "stat", "diff", "top"];
+    let paths = views.iter().filter_map(|view| shown.get(view)).flatten();
+    let names: BTreeSet<&str> = paths.filter_map(|path| path.rsplit('.').next()).collect();
+    let missing: Vec<&&str> = names.iter().filter(|name| !page.contains(&format!("`{name}`"))).collect();
+    assert!(missing.is_empty(), "{missing:?}");
+}
+
+/// Of programs that are not llama.cpp, and of embeddings.
+#[test]
+fn nothing_speaks_of_tokens_where_there_are_none() {
+    let told = |name: &str| ALL.iter().find(|v| v.name == name).map(|v| &v.texts).expect("a recording");
+    for (what, text) in told("whisper") {
+        for word in ["tok/s", "token", "TTFT", "TPOT", "refill", "ecode"] {
+            assert!(!text.contains(word), "{what}: {word}: {text}");
         }
+        assert!(text.contains("runs/s"), "{what}: {text}");
+    }
+    for (what, text) in told("embeddings") {
+        assert!(!text.contains("TTFT") && !text.contains("first token"), "{what}: {text}");
+        assert!(text.contains("runs/s"), "{what}: {text}");
     }
 }

@@ -9,7 +9,7 @@ use super::load::Loaded;
 use super::ops::{OpTimes, in_part};
 use super::words::{share, state};
 use common::order;
-use pfi::record::{Feature, Footer, Level, ProbeRecord, SourceKind};
+use pfi::record::{Detail, Feature, Footer, Level, ProbeRecord, SourceKind};
 
 /// A number, or the reason why it is missing.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -106,6 +106,8 @@ pub struct SampledGraphs {
     /// CPU graphs, and those of them with all their ops.
     pub graphs: u64,
     pub with_ops: u64,
+    /// Ops were recorded of one token in this many; null if the rate changed, or if none were.
+    pub one_in: Option<u32>,
 }
 
 /// The recording quality section of the report.
@@ -208,7 +210,10 @@ pub fn quality(loaded: &Loaded<'_>, line: &Timeline, times: &OpTimes) -> Recordi
 fn sampled(loaded: &Loaded<'_>) -> Option<SampledGraphs> {
     let with_ops = loaded.cpu_graphs.iter().filter(|g| !in_part(loaded, g)).count() as u64;
     let graphs = loaded.cpu_graphs.len() as u64;
-    (!loaded.causes.levels.is_empty()).then_some(SampledGraphs { graphs, with_ops })
+    let mut rates = loaded.causes.levels.iter().filter(|l| l.to >= Detail::Op).map(|l| l.one_in.max(1));
+    let first = rates.next();
+    let one_in = first.filter(|first| rates.all(|rate| rate == *first));
+    (!loaded.causes.levels.is_empty()).then_some(SampledGraphs { graphs, with_ops, one_in })
 }
 
 fn agent_us(f: &Footer<'_>) -> f64 {

@@ -14,7 +14,7 @@ use self::growth::{Growth, TimedOp, growth};
 use self::reuse::{Activation, ReuseTimes};
 use self::scaling::Scaling;
 use self::shapes::{Shapes, TraceOps};
-use self::work::{Balance, Forecast, NoForecast, OpWork, Products, Roofline};
+use self::work::{Balance, Forecast, NoForecast, OpWork, Products, Roofline, SharedOp};
 use super::attribution::experts::{ExpertReport, experts};
 use super::attribution::pass::sort_counts;
 use super::attribution::verdict::Peak;
@@ -24,12 +24,14 @@ use super::describe::{self, Ident, streams};
 use super::diff::MOST_KINDS;
 use super::idents::{Idents, OpKey};
 use super::load::{LoadProgress, Loaded, load};
+use super::ops::op_times;
 use super::peaks;
 use super::processes::{NoProcess, Processes};
 use super::runs::{RunId, RunRow, Runs};
 use super::series::{CallSeries, Groups, Series};
 use super::stats::typical;
 use super::tables::{OTHER_ROW, SplitRow, split_rows};
+use common::order;
 use pfi::Trace;
 
 /// A section of the statistics.
@@ -188,11 +190,16 @@ fn of_process(
     let kinds = kinds(loaded, &idents);
     let groups = Groups { idents: &idents, of: &kinds.of_ident, count: kinds.list.len() };
     let series = Series::new(loaded, &line, &calls.whole, &groups);
+    let together = match [View::Roofline, View::Threads].iter().any(|view| options.views.contains(view)) {
+        true => together(loaded, &line, &idents, &kinds, line.meant(options.phase)),
+        false => Vec::new(),
+    };
     if options.views.contains(&View::Reuse) {
         sort_counts(&mut loaded.causes.counts);
     }
     let loaded = &*loaded;
-    let all = All { loaded, line: &line, idents: &idents, kinds: &kinds, series: &series };
+    let all =
+        All { loaded, line: &line, idents: &idents, kinds: &kinds, series: &series, together: &together };
     let wanted = |view: View| options.views.contains(&view).then_some(());
     let threads = loaded.cpu_graphs.iter().map(|g| g.n_threads).max().unwrap_or(1);
     let ceiling = peaks::ceiling(&options.peaks, loaded, threads);
@@ -206,7 +213,7 @@ fn of_process(
     });
     Ok(Stat {
         schema: 2,
-        phase: options.phase,
+        phase: line.meant(options.phase),
         pid: calls.pid,
         context: None,
         runs: Vec::new(),
@@ -223,13 +230,54 @@ fn of_process(
         experts: wanted(View::Experts).map(|()| experts(loaded, &line, &[], |_| None)),
         reuse: wanted(View::Reuse).map(|()| reuse::reuse(loaded, &line, &idents, calls.pid)),
         activation: wanted(View::Activation).map(|()| reuse::activation(loaded, &line, calls.pid)),
-        backends: wanted(View::Backends).map(|()| split_rows(loaded, &line, options.phase)),
+        backends: wanted(View::Backends).map(|()| split_rows(loaded, &line, line.meant(options.phase))),
         shapes: wanted(View::Shapes).map(|()| {
             let own = shapes::side(loaded, &line, &idents, &calls.whole);
             shapes::shapes(own, options.beside.as_ref())
         }),
         forecast: forecast.transpose()?,
     })
+}
+
+/// What the threads did together in an execution, as the report counts it: means, ns.
+#[derive(Default, Clone, Copy)]
+struct Together {
+    /// Time in which any thread computed it.
+    span: f64,
+    /// Time of the slowest thread, and mean over the threads.
+    slowest: f64,
+    mean: f64,
+}
+
+/// The same by kind; `None`: it did not run.
+fn together(
+    loaded: &mut Loaded<'_>,
+    line: &Timeline,
+    idents: &Idents,
+    kinds: &Kinds<'_>,
+    phase: Phase,
+) -> Vec<Option<Together>> {
+    let times = op_times(loaded, line, &LoadProgress::default());
+    let mut sums = vec![(Together::default(), 0u64); kinds.list.len()];
+    // In the order of the plans, so that sums are reproducible.
+    let mut plans: Vec<_> = times.plans.iter().filter(|((_, of), _)| *of == phase).collect();
+    order::by_key(&mut plans, |((plan, _), _)| ((*plan).into(), 0));
+    for ((plan, _), stat) in plans {
+        for (pos, ident) in stat.positions.iter().zip(idents.of_plan(*plan)) {
+            let Some((sum, n)) = kinds.of_ident.get(*ident).and_then(|kind| sums.get_mut(*kind)) else {
+                continue;
+            };
+            sum.span += pos.span as f64;
+            sum.slowest += pos.slowest as f64;
+            sum.mean += pos.mean;
+            *n = n.saturating_add(pos.calls);
+        }
+    }
+    let each = |(sum, n): (Together, u64)| {
+        let n = (n > 0).then_some(n as f64)?;
+        Some(Together { span: sum.span / n, slowest: sum.slowest / n, mean: sum.mean / n })
+    };
+    sums.into_iter().map(each).collect()
 }
 
 /// Distinct ops by name and form.
@@ -269,6 +317,8 @@ struct All<'l, 'a> {
     idents: &'l Idents,
     kinds: &'l Kinds<'l>,
     series: &'l Series,
+    /// Of each kind.
+    together: &'l [Option<Together>],
 }
 
 impl All<'_, '_> {
@@ -286,12 +336,18 @@ impl All<'_, '_> {
                 product: matches!(kind.ident.op.as_str(), "MUL_MAT" | "MUL_MAT_ID"),
                 ns,
                 ns_a_call,
+                span_ns: self.of_threads(i).map(|t| t.span).filter(|ns| *ns > 0.0),
+                times_a_call: self.series.times_a_call(i).max(1.0),
                 bytes: work.read as f64 + work.written as f64,
                 flops: work.flops as f64,
                 int8: kind.ident.int8,
             })
         };
         self.kinds.list.iter().enumerate().filter_map(op).collect()
+    }
+
+    fn of_threads(&self, kind: usize) -> Option<Together> {
+        self.together.get(kind).copied().flatten()
     }
 
     fn ran(&self, kind: usize) -> impl Iterator<Item = f64> {
@@ -334,15 +390,21 @@ impl All<'_, '_> {
     fn balance(&self, whole: &[usize]) -> Option<Vec<Balance>> {
         let sums =
             super::series::by_thread(self.loaded, self.line, whole, self.idents, &self.kinds.of_ident)?;
-        let mut ops: Vec<(String, Vec<f64>)> = Vec::new();
-        for (kind, times) in self.kinds.list.iter().zip(sums) {
+        let mut ops: Vec<SharedOp> = Vec::new();
+        for (i, (kind, times)) in self.kinds.list.iter().zip(sums).enumerate() {
             if times.iter().all(|t| *t == 0.0) {
                 continue;
             }
-            match ops.iter_mut().find(|(name, _)| *name == kind.name) {
-                Some((_, sum)) => sum.iter_mut().zip(times).for_each(|(sum, t)| *sum += t),
-                None => ops.push((kind.name.clone(), times)),
-            }
+            let each = self.of_threads(i).unwrap_or_default();
+            let n = self.series.times_a_call(i).max(1.0);
+            let at = ops.iter().position(|op| op.name == kind.name).unwrap_or_else(|| {
+                ops.push(SharedOp { name: kind.name.clone(), ..SharedOp::default() });
+                ops.len() - 1
+            });
+            let Some(op) = ops.get_mut(at) else { continue };
+            op.busy_ns.resize(times.len().max(op.busy_ns.len()), 0.0);
+            op.busy_ns.iter_mut().zip(times).for_each(|(sum, t)| *sum += t);
+            (op.slowest_ns, op.mean_ns) = (op.slowest_ns + each.slowest * n, op.mean_ns + each.mean * n);
         }
         Some(work::balance(ops))
     }

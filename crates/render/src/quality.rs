@@ -43,7 +43,9 @@ fn verdict_line(out: &mut dyn Write, quality: &RecordingQuality, style: &Style) 
 /// Whether the recording is complete, and what is missing.
 pub fn verdict(quality: &RecordingQuality) -> String {
     let sampled = quality.sampled.map_or_else(String::new, |s| {
-        format!(" for what the budget left in: ops of {} of {}", s.with_ops, count(s.graphs, "graph"))
+        let rate =
+            s.one_in.filter(|n| *n > 1).map(|n| format!(" (sampled: one token in {n})")).unwrap_or_default();
+        format!(" for what the budget left in{rate}: ops of {} of {}", s.with_ops, count(s.graphs, "graph"))
     });
     match quality.complete {
         true => format!("{}{sampled}", quality.verdict),

@@ -357,5 +357,5 @@ fn forecast(out: &mut dyn Write, f: &Forecast, style: &Style) -> io::Result<()> 
         )?;
     }
     let [now, then] = f.tokens_per_s;
-    fact(out, "tokens/s", &format!("{now:.2} -> {then:.2} ({} -> {} per call)", time(f.ns[0]), time(f.ns[1])))
+    fact(out, "tok/s", &format!("{now:.2} -> {then:.2} ({} -> {} per call)", time(f.ns[0]), time(f.ns[1])))
 }

@@ -246,7 +246,7 @@ Keys
 Columns
   %         share of the time of the CPU graphs
   ms/token  thread 0's time in the op, per token whose ops were recorded
-  us/call   mean time of one execution
+  mean us   mean time of one execution
   calls/s   executions per second of time in graphs
 
 Lines

@@ -20,6 +20,10 @@ pub struct OpWork {
     pub ns: f64,
     /// Mean over the calls in which it runs, for all of its executions there, ns.
     pub ns_a_call: f64,
+    /// Mean time of an execution in which any thread computed it, ns; `None` if it was not asked for.
+    pub span_ns: Option<f64>,
+    /// Executions in a call in which it runs.
+    pub times_a_call: f64,
     pub bytes: f64,
     pub flops: f64,
     pub int8: bool,
@@ -132,6 +136,7 @@ pub struct Roofline {
 pub struct RooflinePoint {
     pub name: String,
     pub form: String,
+    /// Time in which any thread computed it, all executions of a call; the rates are over this time.
     pub ns_a_call: f64,
     pub flops_per_byte: f64,
     pub gb_per_s: f64,
@@ -146,12 +151,18 @@ pub struct RooflinePoint {
 
 /// All ops with known work, under this ceiling, else under the best bandwidth of the ops themselves.
 pub fn roofline(ops: &[OpWork], known: Option<Ceiling>) -> Option<Roofline> {
-    let facts = |op: &OpWork| Facts { bytes: op.bytes, calls: 1, work_ns: op.ns as u64, ..Facts::default() };
+    let facts =
+        |op: &OpWork| Facts { bytes: op.bytes, calls: 1, work_ns: span(op) as u64, ..Facts::default() };
     let ceiling = known.or_else(|| best_of_trace(ops.iter().map(|op| (op.name.as_str(), facts(op)))))?;
     let mut rows: Vec<RooflinePoint> =
-        ops.iter().filter(|op| op.bytes > 0.0 && op.ns > 0.0).map(|op| point(op, &ceiling.peak)).collect();
+        ops.iter().filter(|op| op.bytes > 0.0 && span(op) > 0.0).map(|op| point(op, &ceiling.peak)).collect();
     order::by_key(&mut rows, |r| (!order::fraction(r.ns_a_call), 0));
     Some(Roofline { ceiling, rows })
+}
+
+/// The time that rates are over, ns.
+fn span(op: &OpWork) -> f64 {
+    op.span_ns.unwrap_or(op.ns)
 }
 
 fn point(op: &OpWork, peak: &Peak) -> RooflinePoint {
@@ -162,14 +173,25 @@ fn point(op: &OpWork, peak: &Peak) -> RooflinePoint {
     RooflinePoint {
         name: op.name.clone(),
         form: op.form.clone(),
-        ns_a_call: op.ns_a_call,
+        ns_a_call: span(op) * op.times_a_call,
         flops_per_byte: op.flops / op.bytes,
-        gb_per_s: op.bytes / op.ns,
-        gflop_per_s: op.flops / op.ns,
+        gb_per_s: op.bytes / span(op),
+        gflop_per_s: op.flops / span(op),
         roof_gflop_per_s: (op.flops > 0.0).then(|| op.flops / least),
-        share: least / op.ns,
+        share: least / span(op),
         roof: compute_ns.map(|ns| if ns > memory_ns { "compute" } else { "memory" }),
     }
+}
+
+/// How the threads shared an op in a call: ns.
+#[derive(Debug, Clone, Default)]
+pub struct SharedOp {
+    pub name: String,
+    /// Thread 0 first.
+    pub busy_ns: Vec<f64>,
+    /// Of each execution the slowest thread's time, and the mean over the threads.
+    pub slowest_ns: f64,
+    pub mean_ns: f64,
 }
 
 /// The times of an op on each thread.
@@ -178,19 +200,17 @@ pub struct Balance {
     pub name: String,
     /// Thread 0 first, ns per call, without the barrier wait.
     pub busy_ns: Vec<f64>,
-    /// The slowest thread's time over the mean.
+    /// The slowest thread's time over the mean, of each execution, as in the report.
     pub imbalance: f64,
     /// Time that an even distribution would save, ns per call.
     pub lost_ns: f64,
 }
 
-/// Rows of ops from their names and times by thread; the largest loss by imbalance first.
-pub fn balance(ops: Vec<(String, Vec<f64>)>) -> Vec<Balance> {
-    let row = |(name, busy_ns): (String, Vec<f64>)| {
-        let mean = busy_ns.iter().sum::<f64>() / busy_ns.len().max(1) as f64;
-        let slowest = busy_ns.iter().copied().fold(0.0, f64::max);
-        let imbalance = if mean > 0.0 { slowest / mean } else { 1.0 };
-        Balance { name, busy_ns, imbalance, lost_ns: slowest - mean }
+/// Rows of ops; the largest loss by imbalance first.
+pub fn balance(ops: Vec<SharedOp>) -> Vec<Balance> {
+    let row = |SharedOp { name, busy_ns, slowest_ns, mean_ns }| {
+        let imbalance = if mean_ns > 0.0 { slowest_ns / mean_ns } else { 1.0 };
+        Balance { name, busy_ns, imbalance, lost_ns: slowest_ns - mean_ns }
     };
     let mut rows: Vec<Balance> = ops.into_iter().map(row).collect();
     order::by_key(&mut rows, |r| (!order::fraction(r.lost_ns), 0));
@@ -267,6 +287,8 @@ mod tests {
             product: true,
             ns,
             ns_a_call: ns,
+            span_ns: None,
+            times_a_call: 1.0,
             bytes,
             flops: 4.0 * bytes,
             int8: true,
@@ -313,7 +335,14 @@ mod tests {
 
     #[test]
     fn uneven_shares_cost_what_the_slowest_thread_has_too_much() {
-        let rows = balance(vec![("even".into(), vec![5.0, 5.0]), ("uneven".into(), vec![30.0, 10.0])]);
+        let op = |name: &str, busy: [f64; 2], slowest_ns| SharedOp {
+            name: name.into(),
+            busy_ns: busy.to_vec(),
+            slowest_ns,
+            mean_ns: (busy[0] + busy[1]) / 2.0,
+        };
+        // The slowest thread is another one from execution to execution.
+        let rows = balance(vec![op("even", [5.0, 5.0], 5.0), op("uneven", [22.0, 18.0], 30.0)]);
         assert_eq!((rows[0].name.as_str(), rows[0].imbalance, rows[0].lost_ns), ("uneven", 1.5, 10.0));
         assert_eq!((rows[1].imbalance, rows[1].lost_ns), (1.0, 0.0));
     }

@@ -122,7 +122,7 @@ fn rows_of(phase: &PhaseSpan, view: &TopView, rows: usize) -> Table {
     let columns = vec![
         number("%", 0),
         number("ms/token", 1),
-        number("us/call", 2),
+        number("mean us", 2),
         number("calls/s", 3),
         words("op and name"),
     ];

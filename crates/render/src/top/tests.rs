@@ -120,7 +120,7 @@ level    op with structure, overhead 0.71 %, budget 1.00 %; own CPU 1.30 %
 events   123456, none lost
 
 Ops, decode, last 5.0 s: 90.0 % in ops, 5.0 % at barriers, 5.0 % in gaps
-      %  ms/token  us/call  calls/s  op and name
+      %  ms/token  mean us  calls/s  op and name
   80.00    0.4000    400.0     2000  MUL_MAT  ffn_up-{L}
    6.00    0.0300     30.0     2000  ADD  a\\u{1b}[31m
    4.00    0.0200     20.0     2000  ROPE  q
@@ -302,7 +302,7 @@ fn the_phase_shown_is_the_one_asked_for() {
 #[test]
 fn help_takes_the_place_of_the_tables() {
     let said = text(&all_known(), &TopView { help: true, ..screen(60) }, &Style::default());
-    for line in ["Keys", "  s  sort by time, calls or mean", "Columns", "  us/call   mean time", "decode   "]
+    for line in ["Keys", "  s  sort by time, calls or mean", "Columns", "  mean us   mean time", "decode   "]
     {
         assert!(said.contains(line), "{line}: {said}");
     }
