@@ -56,7 +56,7 @@ users, and prints a notice with its time.",
     exits: EXITS,
     examples: "\
 profinfer status
-profinfer status --json | jq '.runs[] | select(.ended == null) | .rate'     tokens/s of current runs",
+profinfer status --json | jq '.runs[] | select(.ended == null) | .rate'     tok/s of current runs",
     run: status,
 };
 

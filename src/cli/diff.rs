@@ -10,7 +10,7 @@ use super::reading::{open, with_bar};
 use super::report::style;
 use super::values::{choice, parsed, percent, whole};
 use analysis::calls::Phase;
-use analysis::diff::{DiffOptions, Judgement, diff};
+use analysis::diff::{DiffOptions, Incomparable, Judgement, diff};
 use analysis::idents::OpKey;
 use analysis::load::LoadProgress;
 use analysis::runs::RunId;
@@ -135,7 +135,10 @@ fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let [a, b] = [open(&sides[0])?, open(&sides[1])?];
     let progress = LoadProgress::default();
     let [a, b] = [&a, &b].map(|side| side.iter().collect::<Vec<&Trace>>());
-    let found = with_bar(&progress, || diff(&a, &b, &options, &progress))?;
+    let found = match with_bar(&progress, || diff(&a, &b, &options, &progress)) {
+        Err(why @ Incomparable::Models { .. }) => return Err(Usage::new(why.to_string()).into()),
+        found => found?,
+    };
     let mut out = BufWriter::new(std::io::stdout().lock());
     if args.flag("json") {
         render::json::write(&mut out, &found)?;

@@ -93,7 +93,7 @@ const FLAGS: FlagGroup = FlagGroup {
             "predict",
             "SPEED",
             "Predict how much recording at each level would slow down an engine that decodes at this \
-             speed: tokens/s, as 10 or 10tok/s",
+             speed: tok/s, as 10 or 10tok/s",
         )
         .needs(&["trace", "ops"]),
         Flag::value(

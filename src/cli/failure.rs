@@ -14,6 +14,10 @@ pub(super) fn is_broken_pipe(error: &anyhow::Error) -> bool {
 /// The chain of causes, without repetitions from errors that print their own source.
 pub(super) fn one_line(error: &anyhow::Error) -> String {
     let mut line = String::new();
+    // Errors of files name them; what has no name is where results are printed.
+    if error.is::<std::io::Error>() || error.is::<serde_json::Error>() {
+        line.push_str("cannot write standard output");
+    }
     for cause in error.chain() {
         let text = cause.to_string();
         if line.contains(&text) {

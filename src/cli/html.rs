@@ -9,7 +9,7 @@ use anyhow::{Context, bail};
 
 use super::args::{Args, Argument, Command, Flag, FlagGroup, Usage};
 use super::export::tokens;
-use super::output::{FORCE, MODE, OutputRules, whole};
+use super::output::{FORCE, MODE, OutputRules, Overwrite, whole};
 use super::reading::{named_or_newest, not_over, open, with_bar};
 use super::report::peaks;
 use super::values::{parsed, whole as number};
@@ -18,7 +18,7 @@ use analysis::cut::Cut;
 use analysis::diff::{DiffOptions, diff};
 use analysis::idents::OpKey;
 use analysis::load::LoadProgress;
-use analysis::overview::{Overview, overview_with};
+use analysis::overview::{Overview, SLICES, overview_with};
 use pfi::Trace;
 use render::html;
 use render::html::compare::ComparedRun;
@@ -148,8 +148,8 @@ fn run(args: &Args) -> anyhow::Result<ExitCode> {
             Usage::new("standard input can be used for one trace only: give a file for the other").into()
         );
     }
-    if args.flag("open") && output == Path::new("-") {
-        return Err(Usage::new("--open needs a file, not standard output").into());
+    if args.flag("open") {
+        can_open(&output)?;
     }
     rules.check(&output)?;
     let page = match other {
@@ -176,14 +176,44 @@ fn run(args: &Args) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// Whether a browser can be started on what is made from this file.
+///
+/// # Errors
+/// It is no file, or a browser would run as root.
+pub(super) fn can_open(file: &Path) -> Result<(), Usage> {
+    if file == Path::new("-") {
+        return Err(Usage::new("--open needs a file, not standard output"));
+    }
+    if std::env::var_os("SUDO_UID").is_some_and(|uid| uid != "0") {
+        return Err(Usage::new(
+            "--open starts no browser under sudo: call profinfer html --open without sudo afterwards",
+        ));
+    }
+    Ok(())
+}
+
+/// Writes the page of a trace just recorded, and opens it.
+///
+/// # Errors
+/// The trace cannot be shown, the page exists, or there is no browser.
+pub(super) fn open_page(trace: &Path) -> anyhow::Result<()> {
+    let page = page_name(trace, None).context("the trace has no name")?;
+    let options = PageOptions { cut: Cut::default(), peaks: Vec::new(), top: TOP, slices: SLICES };
+    let rules = OutputRules::new(Overwrite::Never, PRIVATE);
+    rules.check(&page)?;
+    let written = single(trace, &options)?;
+    whole(&page, rules, |()| true, |out| out.write_all(&written))?;
+    let _ = writeln!(io::stderr(), "profinfer: wrote {}", page.display());
+    browse(&page)
+}
+
+/// Rows of a table of a page.
+const TOP: usize = 100;
+/// The page of a recording is for whom the recording is for.
+const PRIVATE: u32 = 0o600;
+
 /// Starts a browser on the page, and does not wait for it.
 fn browse(page: &Path) -> anyhow::Result<()> {
-    if std::env::var_os("SUDO_UID").is_some_and(|uid| uid != "0") {
-        bail!(
-            "--open does not start a browser under sudo: open {} yourself, or call this without sudo",
-            page.display()
-        );
-    }
     let programs = std::env::var_os("BROWSER").into_iter().chain(["xdg-open".into(), "open".into()]);
     for program in programs {
         let mut command = process::Command::new(program);

@@ -46,7 +46,7 @@ pub fn mode(text: &str) -> Result<u32, String> {
 /// Permissions as for any new file of the user: the umask decides.
 pub const SHARED: u32 = 0o666;
 
-/// The file to write: the given one, or the first of `profinfer.pfi`, `profinfer.1.pfi` and so on that does not exist.
+/// The file to write: the given one, or the first of `run.pfi`, `run.1.pfi` and so on that does not exist.
 ///
 /// # Errors
 /// An empty name.

@@ -24,7 +24,7 @@ pub const COMMAND: Command = Command {
 Reads the metadata and the tensor descriptions of a GGUF file. The weights themselves are not needed: the first megabytes of
 the file are enough, as long as they contain all tensor descriptions. Of a model in several files, all heads are needed.
 
-Prints the memory for weights, KV cache and intermediate results; tokens/s at the start of an answer and with a full context;
+Prints the memory for weights, KV cache and intermediate results; tok/s at the start of an answer and with a full context;
 and the time to the first token of a prompt.
 
 From the machine's peaks follows a ceiling, which no engine exceeds: memory has to deliver the weights, and the processor to
@@ -82,7 +82,7 @@ const FLAGS: FlagGroup = FlagGroup {
             "SIZE",
             "Memory of the machine [default: this machine's, if it is predicted for]",
         ),
-        Flag::switch("json", "Print JSON: bytes, seconds, tokens/s, nanoseconds of the parts"),
+        Flag::switch("json", "Print JSON: bytes, seconds, tok/s, nanoseconds of the parts"),
     ],
 };
 

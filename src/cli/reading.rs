@@ -16,12 +16,24 @@ use pfi::{ReadError, Trace};
 
 /// Opens a trace; `-` is standard input. `what` is what cannot be done if this fails: `report on`.
 pub fn open(file: &Path, what: &str) -> anyhow::Result<Trace> {
-    if file.as_os_str() != "-" {
-        let opened = Trace::open(file).map_err(|e| unread(e, Some(file)));
-        return opened.with_context(|| format!("cannot {what} {}", file.display()));
+    let named = Some(file).filter(|file| file.as_os_str() != "-");
+    let opened = match named {
+        Some(file) => Trace::open(file),
+        None => Trace::from_reader(&mut std::io::stdin().lock()),
+    };
+    let whole = opened.map_err(|e| unread(e, named)).and_then(with_a_block);
+    whole.with_context(|| match named {
+        Some(file) => format!("cannot {what} {}", file.display()),
+        None => format!("cannot {what} standard input"),
+    })
+}
+
+/// A file that is damaged before its first whole block shows nothing.
+fn with_a_block(trace: Trace) -> anyhow::Result<Trace> {
+    match trace.damage().first().filter(|_| trace.blocks().is_empty()) {
+        Some(first) => Err(anyhow::anyhow!("nothing in its {} bytes is readable: {first}", trace.size())),
+        None => Ok(trace),
     }
-    let opened = Trace::from_reader(&mut std::io::stdin().lock()).map_err(|e| unread(e, None));
-    opened.with_context(|| format!("cannot {what} standard input"))
 }
 
 /// Refuses to overwrite the input: a recording cannot be repeated.
@@ -80,14 +92,23 @@ fn unread(e: ReadError, file: Option<&Path>) -> anyhow::Error {
     match (kind, file) {
         (ErrorKind::NotFound, Some(file)) => {
             let parent = file.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-            anyhow::anyhow!("{e}{}", there(parent))
+            anyhow::anyhow!("no such file{}", there(parent))
         }
-        (ErrorKind::IsADirectory, Some(file)) => anyhow::anyhow!("{e}{}", there(file)),
-        (ErrorKind::PermissionDenied, _) => {
-            anyhow::anyhow!("{e}: only its owner may read a trace, unless it was recorded with --mode 0644")
+        (ErrorKind::IsADirectory, Some(file)) => {
+            anyhow::anyhow!("it is a directory: name a trace in it{}", there(file))
         }
+        (ErrorKind::PermissionDenied, Some(file)) => anyhow::anyhow!("{}", forbidden(file)),
         _ => e.into(),
     }
+}
+
+/// Whose file it is that this user may not read.
+fn forbidden(file: &Path) -> String {
+    let whose = match fs::metadata(file) {
+        Ok(m) => format!("it belongs to user {} and has mode {:04o}", m.uid(), m.mode() & 0o7777),
+        Err(_) => "this user may not access its directory".to_owned(),
+    };
+    format!("permission denied: {whose}; record with --mode 0644, or read it with sudo")
 }
 
 /// Work that takes longer than this gets a progress bar.
@@ -121,7 +142,8 @@ fn watch(progress: &LoadProgress, what: &str, done: &AtomicBool) {
         if start.elapsed() >= PATIENCE {
             shown = true;
             let total = progress.total.load(Ordering::Relaxed).max(1);
-            bar(what, progress.done.load(Ordering::Relaxed).min(total).saturating_mul(100) / total);
+            let done = progress.done.load(Ordering::Relaxed).min(total);
+            bar(what, done.saturating_mul(100) / total, &left(start.elapsed(), done, total));
         }
         std::thread::park_timeout(Duration::from_millis(100));
     }
@@ -132,6 +154,36 @@ fn watch(progress: &LoadProgress, what: &str, done: &AtomicBool) {
 }
 
 /// Redraws the bar; a closed terminal is no error.
-fn bar(what: &str, percent: u64) {
-    let _ = write!(std::io::stderr(), "\r{what} [{:<50}] {percent:>3} %", "=".repeat(percent as usize / 2));
+fn bar(what: &str, percent: u64, left: &str) {
+    let _ = write!(
+        std::io::stderr(),
+        "\r{what} [{:<40}] {percent:>3} %{left}\x1b[K",
+        "=".repeat(percent as usize * 2 / 5)
+    );
+}
+
+/// `, about 12 s left`, if what is done so far goes on as fast; empty before anything is done.
+pub fn left(elapsed: Duration, done: u64, total: u64) -> String {
+    if done == 0 {
+        return String::new();
+    }
+    let seconds = elapsed.as_secs_f64() * total.saturating_sub(done) as f64 / done as f64;
+    match seconds.round() as u64 {
+        s if s < 120 => format!(", about {s} s left"),
+        s => format!(", about {} min left", s.div_ceil(60)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_left_takes_as_long_as_what_is_done() {
+        let after = |s, done, total| left(Duration::from_secs(s), done, total);
+        assert_eq!(after(3, 0, 100), "");
+        assert_eq!(after(3, 25, 100), ", about 9 s left");
+        assert_eq!(after(60, 10, 100), ", about 9 min left");
+        assert_eq!(after(60, 100, 100), ", about 0 s left");
+    }
 }

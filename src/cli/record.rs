@@ -56,6 +56,10 @@ fn run(args: &Args) -> Result<ExitCode> {
     if to_stdout && io::stdout().is_terminal() {
         bail!("standard output is a terminal: redirect it, or give a file with -o");
     }
+    #[cfg(not(feature = "board"))]
+    if args.flag(flags::OPEN.name) {
+        super::html::can_open(&asked.output)?;
+    }
     let told = events.clone();
     let signals = StopSignals::install(move || told.stopping("signal"))?;
     lifeline::watch(args)?;
@@ -81,7 +85,12 @@ fn run(args: &Args) -> Result<ExitCode> {
         }
         return Ok(exit_code(&s));
     }
-    finish(&output, quiet, &s)
+    let code = finish(&output, quiet, &s)?;
+    #[cfg(not(feature = "board"))]
+    if args.flag(flags::OPEN.name) {
+        super::html::open_page(&output)?;
+    }
+    Ok(code)
 }
 
 /// Records on another machine; mistakes are found before anything is done there.

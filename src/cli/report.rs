@@ -25,7 +25,7 @@ Prints the verdict: how fast the run was against the ceiling of its machine, whe
 to change (see profinfer advise). The ceiling needs the machine's peaks: measured once by profinfer doctor --peaks, or given
 by --peak.
 
-With --all, prints the run and its model, prefill and decode (TTFT, TPOT, tokens/s), operators by type, name and layer,
+With --all, prints the run and its model, prefill and decode (TTFT, TPOT, tok/s), operators by type, name and layer,
 threads, graph splits by backend, and the recording quality: probes, losses, damage, overhead. With --by, prints one table.
 
 The time of an op is that of thread 0. If the barrier was probed, it is busy time (start to barrier entry) and waiting time

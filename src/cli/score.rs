@@ -68,7 +68,7 @@ const FLAGS: FlagGroup = FlagGroup {
         .many(),
         Flag::value("least", "SHARE", "A factor below this share of the original's has collapsed")
             .default("50%"),
-        Flag::switch("json", "Print JSON: ratios (1 = 100 %), tokens/s, bytes"),
+        Flag::switch("json", "Print JSON: ratios (1 = 100 %), tok/s, bytes"),
         Flag::value("svg", "OUT", "Write a picture to this file instead; '-' is standard output")
             .excludes(&["json"]),
         FORCE,

@@ -42,7 +42,7 @@ number of threads (threads --beside), expert time by reuse distance (reuse), one
 profinfer stat run.pfi                              all views
 profinfer stat run.pfi tokens                       which op slows decoding down as the context grows
 profinfer stat run.pfi roofline --peak peak.json    against the peaks measured by 'ggml-runner peak --json'
-profinfer stat run.pfi --bandwidth 120 --context 8192   tokens/s with faster memory and a longer context
+profinfer stat run.pfi --bandwidth 120 --context 8192   tok/s with faster memory and a longer context
 profinfer stat run.pfi shapes --beside other.pfi    each op in this trace and in another
 profinfer stat run.pfi tokens --svg tokens.svg      a picture of token and attention times
 profinfer stat t1.pfi threads --beside t2.pfi,t4.pfi --svg threads.svg   1, 2 and 4 threads
@@ -87,8 +87,8 @@ const FLAGS: FlagGroup = FlagGroup {
             "This machine's GFLOP/s and GB/s, e.g. 280,61, or a file written by 'ggml-runner peak --json'",
         )
         .formerly("roof"),
-        Flag::value("bandwidth", "GB/S", "Predict tokens/s at this memory bandwidth"),
-        Flag::value("context", "N", "Predict tokens/s at this context length"),
+        Flag::value("bandwidth", "GB/S", "Predict tok/s at this memory bandwidth"),
+        Flag::value("context", "N", "Predict tok/s at this context length"),
         Flag::value(
             "beside",
             "OTHER",

@@ -39,7 +39,7 @@ pub const COMMAND: Command = Command {
     name: "top",
     about: "Show live where an unmodified llama.cpp or any other GGML program spends its time",
     text: "\
-Attaches like record and shows twice a second: tokens/s, what the engine is doing, the ops that took the most time in the
+Attaches like record and shows twice a second: tok/s, what the engine is doing, the ops that took the most time in the
 last five seconds, the threads, what they waited for, page faults, frequencies and temperatures where the machine has sensors,
 the level of detail and its overhead, and lost events. With -o, the same data is also written to a trace for report and the
 other views. Stops when the target exits, on q or Ctrl-C, or after --count refreshes, --duration or --tokens; the last

@@ -3,6 +3,7 @@
 use std::io::{self, Write};
 use std::path::Path;
 
+use super::reading::with_bar;
 use analysis::load::LoadProgress;
 use analysis::report::{ReportOptions, try_report};
 use pfi::Trace;
@@ -26,7 +27,8 @@ fn verdict(output: &Path, bytes: u64) -> Option<()> {
     }
     let trace = Trace::open(output).ok()?;
     let options = ReportOptions { verdict: true, ..ReportOptions::default() };
-    let report = try_report(&trace, &options, &LoadProgress::default()).ok()?;
+    let progress = LoadProgress::default();
+    let report = with_bar(&progress, || try_report(&trace, &options, &progress)).ok()?;
     let style = super::report::style_of(&io::stderr());
     render::verdict::write(&mut io::stderr().lock(), &report, &output.to_string_lossy(), &style).ok()
 }

@@ -199,8 +199,8 @@ impl DiscoveredEngine {
 #[derive(Debug, thiserror::Error)]
 pub enum DiscoverError {
     #[error(
-        "no GGML in {target} ({looked} files searched for ggml_op_name, ggml_graph_compute, \
-         llama_decode){}; give the program or library that contains llama.cpp, or the process that runs it", not_found(.missing)
+        "no GGML in {target}: none of its {looked} files has a function of GGML (ggml_op_name, ggml_graph_compute, \
+         llama_decode){}; give a program built on GGML, as llama.cpp or whisper.cpp, or a process that runs one", not_found(.missing)
     )]
     NoEngine { target: String, looked: usize, missing: Vec<String> },
     #[error(

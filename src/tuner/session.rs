@@ -141,7 +141,14 @@ pub fn tune(options: &TuneOptions, watch: &mut dyn Watcher) -> Result<Answer, Tu
     }
     let mut found: Vec<Found> = Vec::new();
     for work in &options.works {
-        let next = of_work(&mut measurer, &machine, *work);
+        let next = match of_work(&mut measurer, &machine, *work) {
+            Ok(next) => next,
+            Err(why) if found.is_empty() => return Err(TuneError::NothingMeasured(why)),
+            Err(why) => {
+                measurer.note(why);
+                break;
+            }
+        };
         let stopped = next.stopped.is_some();
         found.push(next);
         if stopped {
@@ -202,9 +209,11 @@ impl Measure for ForWork<'_, '_> {
     }
 }
 
-fn of_work(measurer: &mut Measurer<'_>, machine: &Machine, work: Work) -> Found {
+/// # Errors
+/// The command fails as it was given.
+fn of_work(measurer: &mut Measurer<'_>, machine: &Machine, work: Work) -> Result<Found, String> {
     let options = measurer.options;
-    let default = if options.tuned.has_default() { as_given(measurer, work) } else { None };
+    let default = if options.tuned.has_default() { as_given(measurer, work)? } else { None };
     let default = match default {
         // A battery is refreshed a few times a second: below half a second its figures mean little (MNN-AECS), and a run
         // has to be longer than that.
@@ -216,7 +225,7 @@ fn of_work(measurer: &mut Measurer<'_>, machine: &Machine, work: Work) -> Found 
                 measurer.note(format!(
                     "runs decode {wanted} tokens, for the meter's sake (--tokens sets another number)"
                 ));
-                as_given(measurer, work)
+                as_given(measurer, work)?
             } else {
                 Some(d)
             }
@@ -250,20 +259,29 @@ fn of_work(measurer: &mut Measurer<'_>, machine: &Machine, work: Work) -> Found 
     let mut answer = work_answer(measurer, work, &outcome, default);
     answer.settings = settings.rows.clone();
     answer.complete &= settings.stopped.is_none();
-    Found { answer, fastest, chosen, settings, stopped }
+    Ok(Found { answer, fastest, chosen, settings, stopped })
 }
 
+/// In what the recorder says of a command that failed by itself.
+const FAILED: &str = "the command exited with status";
+
 /// The command as it was given.
-fn as_given(measurer: &mut Measurer<'_>, work: Work) -> Option<Measured> {
+///
+/// # Errors
+/// It fails by itself: so does every choice.
+fn as_given(measurer: &mut Measurer<'_>, work: Work) -> Result<Option<Measured>, String> {
     let text = format!("{}: the command as given", work.name());
     measurer.watch.progress(&text);
     match measurer.measure(None, work, None, false) {
         Ok(s) => measurer.watch.tell(&format!("{text}: {:.2} tok/s", s.tokens_per_s)),
+        Err(Refused::Candidate(why)) if why.contains(FAILED) => {
+            return Err(format!("{text} fails, and so would all choices: {why}"));
+        }
         Err(Refused::Candidate(why) | Refused::Stop(why)) => {
             measurer.note(format!("{text} has no result: {why}"));
         }
     }
-    measurer.known.get(&(None, None, work)).and_then(Known::measured)
+    Ok(measurer.known.get(&(None, None, work)).and_then(Known::measured))
 }
 
 fn work_answer(

@@ -189,7 +189,7 @@ fn an_existing_file_is_replaced_only_with_force() {
     assert_eq!(fs::read(&file).expect("still there"), b"precious");
     // Without a name, the next free one is taken.
     let other = tempfile::tempdir().expect("a directory");
-    for name in ["profinfer.pfi", "profinfer.1.pfi", "profinfer.2.pfi"] {
+    for name in ["run.pfi", "run.1.pfi", "run.2.pfi"] {
         let done = run(profinfer().current_dir(other.path()).args(["record", "--"]).arg(&program));
         assert!(done.status.success() && other.path().join(name).is_file(), "{}", done.stderr);
     }

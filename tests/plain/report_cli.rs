@@ -118,8 +118,26 @@ fn errors_are_one_line_and_say_what_to_do() {
     let out = profinfer(&["report", "/no/such/file.pfi"]).output().unwrap();
     assert_eq!(out.status.code(), Some(1));
     let err = text(&out.stderr);
-    assert!(err.contains("/no/such/file.pfi") && err.contains("No such file"), "{err}");
-    assert_eq!(err.matches("No such file").count(), 1, "{err}");
+    assert!(err.contains("/no/such/file.pfi") && err.contains("no such file"), "{err}");
+    assert_eq!(err.matches("no such file").count(), 1, "{err}");
+}
+
+#[test]
+fn a_trace_that_is_cut_in_its_first_block_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let bytes = trace();
+    let out = profinfer(&["report", &file(&dir, &bytes[..200])]).output().unwrap();
+    let err = text(&out.stderr);
+    assert_eq!((out.status.code(), &*text(&out.stdout)), (Some(1), ""), "{err}");
+    assert!(err.contains("nothing in its 200 bytes is readable"), "{err}");
+    // A directory, and whose file it is.
+    let out = profinfer(&["report", dir.path().to_str().unwrap()]).output().unwrap();
+    let err = text(&out.stderr);
+    assert!(err.contains("it is a directory: name a trace in it; traces there: "), "{err}");
+    let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+    let out = profinfer(&["report", &file(&dir, &bytes)]).stdout(full).output().unwrap();
+    let err = text(&out.stderr);
+    assert!(err.starts_with("profinfer: cannot write standard output: No space left"), "{err}");
 }
 
 #[test]

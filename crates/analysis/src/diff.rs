@@ -52,6 +52,10 @@ pub enum Incomparable {
     NoProcess { run: String, pid: u32, there: String },
     #[error("run {run}: {why}")]
     NoPart { run: String, why: NoPart },
+    #[error(
+        "A is a {a}, B a {b}: different models, nothing to compare (profinfer dag A --against B compares their graphs)"
+    )]
+    Models { a: String, b: String },
 }
 
 /// The result. `schema` is increased when the meaning of a field changes.
@@ -237,6 +241,7 @@ pub fn diff(
     let starts = a.len().min(b.len());
     let sides = [a, b].map(|side| side.get(..starts).unwrap_or(side));
     let (starts, fine) = sides::read(sides, options, progress)?;
+    sides::same_model(&starts)?;
     Ok(compare(&starts, &fine, options))
 }
 

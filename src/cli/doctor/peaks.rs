@@ -5,11 +5,13 @@ use std::io::{self, IsTerminal, Write};
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::Path;
 use std::process::ExitCode;
+use std::time::Instant;
 
 use anyhow::Context;
 use serde_json::Value;
 
 use crate::cli::args::{Args, Usage};
+use crate::cli::reading::left;
 use crate::cli::runner::peak::table;
 use crate::daemon::replace::replace;
 use crate::host::peaks::{self, MachineIdentity};
@@ -91,18 +93,22 @@ fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
 }
 
 /// A line on standard error while measuring; none if that is not a terminal.
-struct Progress(bool);
+struct Progress {
+    shown: bool,
+    begun: Instant,
+}
 
 impl Progress {
     fn new() -> Self {
-        Self(io::stderr().is_terminal())
+        Self { shown: io::stderr().is_terminal(), begun: Instant::now() }
     }
 }
 
 impl peak::Progress for Progress {
     fn begins(&mut self, cluster: &str, threads: usize, (done, all): (usize, usize)) {
-        if self.0 {
-            let of = format!("{} of {all}", done + 1);
+        if self.shown {
+            let left = left(self.begun.elapsed(), done as u64, all as u64);
+            let of = format!("{} of {all}{left}", done + 1);
             // The line is optional.
             let _ =
                 write!(io::stderr(), "\r\x1b[Kmeasuring peaks: cores {cluster}, threads {threads} ({of})");
@@ -112,7 +118,7 @@ impl peak::Progress for Progress {
 
 impl Drop for Progress {
     fn drop(&mut self) {
-        if self.0 {
+        if self.shown {
             // Return to the first column and clear the line.
             let _ = write!(io::stderr(), "\r\x1b[K");
         }

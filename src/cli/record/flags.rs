@@ -123,16 +123,28 @@ const OUTPUT: FlagGroup = FlagGroup {
             "output",
             "FILE",
             "Write the trace to FILE; '-' is standard output (COMMAND's own output then goes to standard \
-             error). Without it, a name that exists is numbered: profinfer.1.pfi",
+             error). Without it, a name that exists is numbered: run.1.pfi",
         )
         .short('o')
-        .default("profinfer.pfi"),
+        .default("run.pfi"),
         FORCE,
         MODE,
         Flag::switch("quiet", "Print nothing while recording").short('q'),
+        #[cfg(not(feature = "board"))]
+        OPEN,
         super::events::FLAG,
     ],
 };
+
+/// Shows the recording in a browser.
+#[cfg(not(feature = "board"))]
+pub const OPEN: Flag = Flag::switch(
+    "open",
+    "When the recording has ended, write its page (see profinfer html) and open it in a browser; not as root \
+     for another user",
+)
+.excludes(&["on"])
+.cli_only();
 
 pub const FORCE: Flag =
     Flag::switch("force", "Replace FILE if it exists; the new trace is FILE.part until it contains data")
@@ -519,7 +531,7 @@ mod tests {
             asked.over == Overwrite::Never
                 && asked.mode == 0o600
                 && !asked.quiet
-                && asked.output.as_os_str() == "profinfer.pfi"
+                && asked.output.as_os_str() == "run.pfi"
         );
         assert!(matches!(asked.target, Target::Command(c) if c == ["ls", "-l"]));
         let o = asked.options;

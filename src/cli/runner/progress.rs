@@ -3,6 +3,8 @@
 use std::io::{self, IsTerminal, Write};
 use std::time::{Duration, Instant};
 
+use crate::cli::reading::left;
+
 /// Minimum time between redraws.
 const EVERY: Duration = Duration::from_millis(100);
 
@@ -14,6 +16,7 @@ pub struct ProgressLine<'a> {
     unit: (&'a str, u64),
     total: u64,
     done: u64,
+    begun: Instant,
     /// When the line was last drawn; `None`: never draw.
     drawn: Option<Instant>,
 }
@@ -27,7 +30,7 @@ impl<'a> ProgressLine<'a> {
     /// Progress of `total` items, shown in the unit `unit.0`, which has `unit.1` items.
     pub fn counted(name: &'a str, unit: (&'a str, u64), total: u64) -> Self {
         let drawn = io::stderr().is_terminal().then(Instant::now);
-        Self { name, unit, total, done: 0, drawn }
+        Self { name, unit, total, done: 0, begun: Instant::now(), drawn }
     }
 
     /// `more` of the total are done.
@@ -39,7 +42,8 @@ impl<'a> ProgressLine<'a> {
         let (unit, size) = (self.unit.0, self.unit.1.max(1));
         let (name, done, total) = (self.name, self.done / size, self.total / size);
         // The line is optional; the work continues without it.
-        let _ = write!(io::stderr(), "\r{name}: {percent} % ({done} of {total} {unit})");
+        let left = left(self.begun.elapsed(), self.done, self.total);
+        let _ = write!(io::stderr(), "\r{name}: {percent} % ({done} of {total} {unit}){left}\x1b[K");
     }
 }
 

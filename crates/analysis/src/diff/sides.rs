@@ -9,6 +9,7 @@ use crate::cut::{Cut, SelectedPart};
 use crate::describe::{self, streams};
 use crate::idents::{Idents, OpKey};
 use crate::load::{LoadProgress, Loaded, load};
+use crate::model::{ModelFacts, model};
 use crate::processes::Processes;
 use crate::run_facts::run;
 use crate::runs::{RunId, Runs};
@@ -160,6 +161,27 @@ fn match_ops(starts: &mut [Vec<RunStart<'_>>; 2], by: OpKey) -> Vec<Fine> {
         }
     }
     fine
+}
+
+/// Fails if the two sides are known to run models of different sizes.
+///
+/// # Errors
+/// They do.
+pub(super) fn same_model(starts: &[Vec<RunStart<'_>>; 2]) -> Result<(), Incomparable> {
+    let [Some(a), Some(b)] = starts.each_ref().map(|side| side.first().map(|s| model(&s.loaded))) else {
+        return Ok(());
+    };
+    let sizes = |m: &ModelFacts| [m.embedding, m.vocabulary];
+    let differs = |(a, b): (Option<u64>, Option<u64>)| a.zip(b).is_some_and(|(a, b)| a != b);
+    if !sizes(&a).into_iter().zip(sizes(&b)).any(differs) {
+        return Ok(());
+    }
+    let named = |m: &ModelFacts| {
+        let names = ["wide", "words"];
+        let known = sizes(m).into_iter().zip(names).filter_map(|(n, name)| Some(format!("{} {name}", n?)));
+        format!("model of {}", known.collect::<Vec<_>>().join(", "))
+    };
+    Err(Incomparable::Models { a: named(&a), b: named(&b) })
 }
 
 impl RunStart<'_> {
