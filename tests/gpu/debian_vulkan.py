@@ -106,10 +106,10 @@ def compare(bed, driver, kind, directory):
             problems.append(f"{kernels} kernels, {counted} by a plain uprobe event")
     middle = statistics.median(apart)
     if middle > SPEED:
-        problems.append(f"tokens/s differ from llama-bench's by {', '.join(f'{a:.2%}' for a in apart)}")
+        problems.append(f"tok/s differ from llama-bench's by {', '.join(f'{a:.2%}' for a in apart)}")
     if problems:
         raise Failure("\n".join(problems))
-    return f"{last}; tokens/s within {middle:.2%} of llama-bench's"
+    return f"{last}; tok/s within {middle:.2%} of llama-bench's"
 
 
 def prepare(bed):

@@ -259,7 +259,7 @@ fn a_processor_hog_lowers_the_level_and_calm_raises_it_again() {
     level("all there is", 0, &|event| event["to"] == "scheduler");
     let ms = Duration::from_millis;
     let (begin, hog) = (monotonic(), Busy::start("hog", 0, ms(15), ms(1)));
-    let lowered = level("a lower level", begin, &because("tokens/s"));
+    let lowered = level("a lower level", begin, &because("tok/s"));
     drop(hog);
     level("a higher level", lowered, &because("one level up"));
     recorder.signal(libc::SIGINT);
@@ -270,7 +270,7 @@ fn a_processor_hog_lowers_the_level_and_calm_raises_it_again() {
     assert_eq!(told.len(), all.len(), "an event for every change: {told:#?}");
     assert!(told.iter().zip(all).all(|(event, l)| event["why"] == l.why), "{told:#?}: {all:?}");
     assert!(told.windows(2).all(|two| two[0]["to"] == two[1]["from"]), "{told:#?}");
-    let lowered = all.iter().position(|l| l.why.contains("tokens/s")).unwrap_or_else(|| panic!("{all:?}"));
+    let lowered = all.iter().position(|l| l.why.contains("tok/s")).unwrap_or_else(|| panic!("{all:?}"));
     let before = &all[lowered - 1];
     let less = all[lowered].to < before.to || all[lowered].one_in > before.one_in;
     assert!(less, "{all:?}");

@@ -405,7 +405,7 @@ fn a_service_level_goes_by_the_device() {
         Ok(both) => both,
         Err(why) => skip!("{why}"),
     };
-    // Calls return after some milliseconds, suggesting 50 tokens/s; the device takes far longer.
+    // Calls return after some milliseconds, suggesting 50 tok/s; the device takes far longer.
     let run = run(&lib, &icd, &["--qos", "50tok/s"], "99");
     let (said, seen) = (run.said(), run.seen());
     let speed = said["decode"]["tok_s"].as_f64().expect("a speed");
@@ -417,7 +417,7 @@ fn a_service_level_goes_by_the_device() {
     assert!(levels.iter().all(|&l| l <= Detail::Graph), "{levels:?} at {speed} tok/s");
     let budget = seen.all.causes.features.iter().find(|f| f.name == "budget").expect("told");
     assert!(
-        budget.why.contains("at least 50 tokens/s") && !budget.why.contains("not observed"),
+        budget.why.contains("at least 50 tok/s") && !budget.why.contains("not observed"),
         "{}",
         budget.why
     );

@@ -104,8 +104,8 @@ fn values_over_time() {
     assert_eq!(of("power (from energy) soc"), ("W".into(), vec![(0, 4.0)]));
     assert_eq!(of("frequency soc (CPU 0-3)"), ("MHz".into(), vec![(0, 1800.0)]));
     let dur = end as i64 - t;
-    let (unit, speed) = of("tokens/s");
-    assert_eq!((unit.as_str(), speed[1]), ("tokens/s", (dur, 0.0)));
+    let (unit, speed) = of("tok/s");
+    assert_eq!((unit.as_str(), speed[1]), ("tok/s", (dur, 0.0)));
     assert_eq!(speed[0], (0, 2e9 / dur as f64));
     let (unit, rate) = of("l3d_cache_refill/s");
     let graph = dur - 4 * LEAD as i64;

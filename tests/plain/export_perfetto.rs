@@ -116,8 +116,7 @@ fn events_have_categories() {
     assert_eq!(count(main, "call"), 2);
     assert_eq!(count(main, "graph"), total(main, |n| n == "graph" || n == "CPU graph").0);
     assert_eq!(count(main, "split"), total(main, |n| n == "split CPU").0);
-    for (track, of) in [("thread state", "state"), ("tokens/s", "counter"), ("profinfer record", "recorder")]
-    {
+    for (track, of) in [("thread state", "state"), ("tok/s", "counter"), ("profinfer record", "recorder")] {
         let found = tracks.iter().find(|t| t["name"] == track).unwrap_or_else(|| panic!("{track}"));
         let only = found["categories"].as_object().unwrap();
         assert!(only.len() == 1 && count(found, of) > 0, "{track}: {only:?}");
@@ -356,7 +355,7 @@ fn what_cannot_be_exported_is_told() {
     refused(&["export", "--perfetto", &files.trace, &files.trace], 2, "cannot also be the output");
     refused(&["export", "--perfetto", "/no/such/dir/x", &files.trace], 1, "cannot write /no/such/dir/x");
     refused(&["export", "--perfetto", "x", "--chrome", "x", &files.trace], 2, "a separate file");
-    refused(&["export", "--perfetto", &files.out, "/no/such.pfi"], 1, "No such file");
+    refused(&["export", "--perfetto", &files.out, "/no/such.pfi"], 1, "no such file");
     // Nothing from the engine in it.
     let empty = Synth::new(Vec::new(), Spec::default()).enc.finish(&footer("signal")).unwrap();
     std::fs::write(&files.trace, empty).unwrap();

@@ -6,7 +6,7 @@ use std::process::{Command, Output};
 
 use synth_trace::*;
 
-/// One decode call. The two processes below decode at 168 and 45 tokens/s, which follows from the time of their ops.
+/// One decode call. The two processes below decode at 168 and 45 tok/s, which follows from the time of their ops.
 fn decode(s: &mut Synth<Vec<u8>>, busy: u64) {
     s.call(1, |_, _| busy);
 }

@@ -35,7 +35,7 @@ pub fn gauges(loaded: &Loaded<'_>, line: &Timeline, select: &Select) -> Vec<Gaug
         let value = c.tokens? as f64 * 1e9 / c.dur as f64;
         Some(ValueSpan { pid: c.pid, t: c.start, end: c.end(), value })
     });
-    all.extend(of_processes("tokens/s", "tokens/s", calls.collect()));
+    all.extend(of_processes("tok/s", "tok/s", calls.collect()));
     all.extend(counter_rates(loaded, select));
     all
 }

@@ -8,7 +8,7 @@ use analysis::predict::{Prediction, Range};
 
 /// Writes the table, and its assumptions.
 pub fn write(out: &mut dyn Write, p: &Prediction, style: &Style) -> io::Result<()> {
-    let title = format!("Expected slowdown at {} tokens/s", p.tokens_per_s);
+    let title = format!("Expected slowdown at {} tok/s", p.tokens_per_s);
     writeln!(out, "\n{} (hits: {})", style.bold(&title), clean(&p.source))?;
     let mut table = Table::new(vec![
         text("level"),

@@ -218,7 +218,7 @@ fn facts(s: &Speculation) -> Vec<(&'static str, String)> {
         Some(c) => {
             let per = format!("{} a token with drafts, {} without", time(c.with_ns), time(c.without_ns));
             let effect = if c.gain < 0.0 { "drafts cost time" } else { "drafts gain" };
-            out.push(("effect", format!("{effect}: {:+.1} % tokens/s ({per})", c.gain * 100.0)));
+            out.push(("effect", format!("{effect}: {:+.1} % tok/s ({per})", c.gain * 100.0)));
             let best = match c.best_length {
                 0 => "no drafts (estimated from the accepted lengths)".to_owned(),
                 n => format!(

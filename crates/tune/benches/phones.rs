@@ -1,5 +1,5 @@
 //! The phones of the MNN-AECS paper by name. Published: each one's cores with their highest clocks, and the set that AECS
-//! chose (the Mate 40 Pro's 20.6 tokens/s and 6.2 W with two cores, 21.7 and 8.7 W with four as well). All other figures
+//! chose (the Mate 40 Pro's 20.6 tok/s and 6.2 W with two cores, 21.7 and 8.7 W with four as well). All other figures
 //! are ours, chosen so that the published set is the optimum at a slack of 8 %: capacities, speeds of single cores, watts,
 //! the memory's limit and the cost of a thread. They show that the search finds these sets, not how fast a phone is.
 

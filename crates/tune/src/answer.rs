@@ -1,5 +1,5 @@
 //! The answer of `profinfer tune`, as printed and as JSON. The field names are those of the JSON output and do not
-//! change. Speeds are in tokens/s, energy in joules a token, shares from 0 to 1.
+//! change. Speeds are in tok/s, energy in joules a token, shares from 0 to 1.
 
 use serde::Serialize;
 

@@ -19,7 +19,7 @@ impl Sample {
     pub(crate) fn fault(&self) -> Option<String> {
         let positive = |x: f64| x.is_finite() && x > 0.0;
         if !positive(self.tokens_per_s) {
-            return Some(format!("a speed of {} tokens/s is not usable", self.tokens_per_s));
+            return Some(format!("a speed of {} tok/s is not usable", self.tokens_per_s));
         }
         if !(self.scatter.is_finite() && self.scatter >= 0.0) {
             return Some(format!("a relative scatter of {} is not usable", self.scatter));

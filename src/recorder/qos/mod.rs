@@ -265,7 +265,7 @@ impl Controller {
                 percent(self.rule.budget.unwrap_or(0.0))
             ),
             ChangeReason::Slow(speed) => {
-                format!("decoding at {speed:.1} tokens/s, the minimum is {:.1}", self.rule.qos.unwrap_or(0.0))
+                format!("decoding at {speed:.1} tok/s, the minimum is {:.1}", self.rule.qos.unwrap_or(0.0))
             }
         }
     }

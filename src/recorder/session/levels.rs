@@ -208,7 +208,7 @@ impl Session {
         let Some(controller) = &self.qos else { return Ok(()) };
         let rule = controller.rule;
         let budget = rule.budget.map_or(String::new(), |b| format!("overhead at most {} % ", b * 100.0));
-        let qos = rule.qos.map_or(String::new(), |q| format!("at least {q} tokens/s "));
+        let qos = rule.qos.map_or(String::new(), |q| format!("at least {q} tok/s "));
         let (n, now) = (controller.changes, qos::name(controller.now()));
         let (prices, beside) = (controller.prices(), self.not_ruled());
         let unseen = self.drain.borrow().waiting.unseen;

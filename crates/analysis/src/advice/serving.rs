@@ -44,7 +44,7 @@ pub fn drafts(r: &RuleInput<'_>) -> Option<Advice> {
         gain: Some(Gain { phase: Phase::Decode, least: 1.0 + (change - 1.0) / 2.0, most: change }),
         confidence: Confidence::Medium,
         evidence: format!(
-            "{} of {} drafted tokens accepted ({}): drafts change tokens/s by {:+.0} %",
+            "{} of {} drafted tokens accepted ({}): drafts change tok/s by {:+.0} %",
             s.accepted,
             s.drafted,
             pct(s.acceptance),
