@@ -151,9 +151,8 @@ mod tests {
             event(9, -1, ARRIVES, 5520),
             event(9, i32::MAX, ARRIVES, u64::MAX - u64::MAX % 2760),
         ];
-        let mut take = |e: &Task| tasks.take(e, &mut enc).expect("memory takes it");
-        let arrivals: Vec<Arrival> =
-            told.iter().filter_map(|e| take(e)).filter(|a| a.seq.is_some()).collect();
+        let take = |e: &Task| tasks.take(e, &mut enc).expect("memory takes it");
+        let arrivals: Vec<Arrival> = told.iter().filter_map(take).filter(|a| a.seq.is_some()).collect();
         let of = |seq| Arrival { pid: 5, at: 100, seq: Some(seq) };
         assert_eq!(arrivals, [of(1), of(0)]);
         tasks.forget(5);

@@ -29,7 +29,9 @@ impl Happened {
 /// The counters and histograms of requests.
 pub fn view(file: &Path) -> Value {
     let trace = Trace::open(file).expect("a trace");
-    let (mut happened, mut batches): (Vec<Happened>, HashMap<u64, (u64, Vec<Chunk>)>) = Default::default();
+    let mut happened: Vec<Happened> = Vec::new();
+    // Context and chunks, by the number of the call.
+    let mut batches: HashMap<u64, (u64, Vec<Chunk>)> = HashMap::new();
     for i in 0..trace.blocks().len() {
         let Ok(block) = trace.block(i) else { continue };
         for record in block.records().flatten() {
