@@ -10,7 +10,11 @@ use super::args::{Args, Argument, Command, Flag, FlagGroup};
 use super::reading::{named_or_newest, open, with_bar};
 use super::report::{peaks, style};
 use super::values::parsed;
+use analysis::advice::beside::beside;
 use analysis::advice::check::{Outcome, check};
+use analysis::calls::Phase;
+use analysis::diff::{DiffOptions, diff};
+use analysis::idents::OpKey;
 use analysis::load::LoadProgress;
 use analysis::report::{Report, ReportOptions, try_report};
 use render::{json, verdict};
@@ -26,8 +30,11 @@ its evidence says nothing, and a run near the ceiling of its machine gets no adv
 A gain is promised for waste that is removed and for bytes that are not read. None is promised for more threads or for fewer
 page faults: predictions of these from one recording are not good enough.
 
-With --check, NEW is a recording of the run after the change: prints the measured gain beside the predicted range.",
-    usage: &["[FILE] [OPTIONS]", "FILE --check NEW"],
+With --check, NEW is a recording of the run after the change: prints the measured gain beside the predicted range.
+
+With --with, OTHER is a recording of the same model with other settings, such as another number of threads: prints which is
+faster and by how much, where the time differs, and what follows.",
+    usage: &["[FILE] [OPTIONS]", "FILE --check NEW", "FILE --with OTHER"],
     arguments: &[Argument { name: "FILE", help: "Trace to read; '-' is standard input [default: the newest *.pfi here]" }],
     behind: None,
     groups: &[FLAGS],
@@ -42,7 +49,8 @@ With --check, NEW is a recording of the run after the change: prints the measure
 profinfer advise run.pfi
 profinfer advise run.pfi --json | jq '.advice[0].actions'
 profinfer advise slow.pfi --check fast.pfi                 did the first advice keep its promise?
-profinfer advise slow.pfi --check fast.pfi --rule fewer-bytes",
+profinfer advise slow.pfi --check fast.pfi --rule fewer-bytes
+profinfer advise t2.pfi --with t4.pfi                      are 4 threads faster than 2?",
     run,
 };
 
@@ -51,6 +59,8 @@ const FLAGS: FlagGroup = FlagGroup {
     flags: &[
         Flag::switch("json", "Print JSON"),
         Flag::value("check", "NEW", "Compare the promise with this recording, made after the change"),
+        Flag::value("with", "OTHER", "Compare with this recording, made with other settings")
+            .excludes(&["check", "rule"]),
         Flag::value("rule", "RULE", "With --check: the advice that was followed [default: the first]"),
         Flag::value(
             "peak",
@@ -66,6 +76,9 @@ fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let peaks = args.option("peak", peaks::read)?.unwrap_or_default();
     let options =
         ReportOptions { peaks, verdict: true, pid: args.option("pid", parsed)?, ..ReportOptions::default() };
+    if let Some(other) = args.path("with")? {
+        return with(args, [&file, &other], &options);
+    }
     let report = read(&file, &options)?;
     let mut out = BufWriter::new(std::io::stdout().lock());
     if let Some(new) = args.path("check")? {
@@ -92,6 +105,35 @@ fn run(args: &Args) -> anyhow::Result<ExitCode> {
     if v.phases.is_empty() {
         bail!("{}", v.missing.first().map_or("no engine call was recorded", String::as_str));
     }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Two recordings with other settings.
+fn with(args: &Args, files: [&Path; 2], options: &ReportOptions) -> anyhow::Result<ExitCode> {
+    let traces = [open(files[0], "advise on")?, open(files[1], "advise on")?];
+    let of = |file, trace| {
+        let progress = LoadProgress::default();
+        let report = with_bar(&progress, || try_report(trace, options, &progress));
+        report.with_context(|| format!("cannot advise on {}", Path::display(file)))
+    };
+    let [a, b] = [of(files[0], &traces[0])?, of(files[1], &traces[1])?];
+    let phase = a.verdict.as_ref().and_then(|v| v.phases.first()).map_or(Phase::Decode, |p| p.phase);
+    let compared = DiffOptions {
+        phase,
+        by: OpKey::Op,
+        false_discovery: 0.05,
+        least: 0.01,
+        pids: options.pid.into_iter().collect(),
+    };
+    // Calls that cannot be paired have speeds all the same.
+    let calls = diff(&[&traces[0]], &[&traces[1]], &compared, &LoadProgress::default()).ok();
+    let found = beside(&a, &b, calls.as_ref())?;
+    let mut out = BufWriter::new(std::io::stdout().lock());
+    match args.flag("json") {
+        true => json::write(&mut out, &found)?,
+        false => writeln!(out, "{}", found.text())?,
+    }
+    out.flush()?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -28,6 +28,7 @@ mod trace_support;
 static ALLOCATOR: common::allocator::Counting = common::allocator::Counting;
 
 mod accuracy_cli;
+mod advice_commands;
 mod completions;
 #[cfg(feature = "agent")]
 mod config_cli;

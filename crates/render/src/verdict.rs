@@ -228,10 +228,11 @@ pub(crate) fn named(bar: &TimeBar) -> Vec<(&'static str, &'static str, u32)> {
 
 /// The first pieces of advice, a line each.
 fn short(out: &mut dyn Write, v: &RunVerdict, style: &Style) -> io::Result<()> {
-    if v.advice.is_empty() {
-        return v.no_advice.as_ref().map_or(Ok(()), |why| line(out, style, "Advice", why));
+    match (&v.no_advice, v.advice.is_empty()) {
+        (Some(why), _) => line(out, style, "Advice", why)?,
+        (None, true) => return Ok(()),
+        (None, false) => line(out, style, "Advice", "largest gain first")?,
     }
-    line(out, style, "Advice", "largest gain first")?;
     for (i, a) in v.advice.iter().take(SHOWN).enumerate() {
         let text = format!("{}  {}: {}", i + 1, a.title, gain(a));
         for (n, text) in wrap(&text, width(style) - 2).iter().enumerate() {

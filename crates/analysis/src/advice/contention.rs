@@ -8,6 +8,12 @@ use crate::verdict::limit::{LimitKind, crowded_out, is_other, programs};
 const SHARE: f64 = 0.05;
 /// Other programs, over the engine's own threads that had to share what they left.
 const PART: f64 = 0.25;
+/// Threads that nobody was seen to displace. Beside a busy program a bound thread is slower than two on a CPU of their own:
+/// whoever reads this looks first.
+const LOOK: [&str; 2] = [
+    "find what keeps the other CPUs busy: top -H, then 1; stop it, or give it other CPUs",
+    "or, if they are idle, bind each thread to a CPU: -C MASK --cpu-strict 1, or OMP_PROC_BIND=true",
+];
 
 pub fn rule(r: &RuleInput<'_>) -> Option<Advice> {
     let p = r.main()?;
@@ -28,7 +34,7 @@ pub fn rule(r: &RuleInput<'_>) -> Option<Advice> {
         return Some(advice);
     }
     if (others as f64) < PART * rest as f64 {
-        return None;
+        return together(r, p, share);
     }
     let gain = gain(p.phase, p.call_ns(), replayed(r, p)?)?;
     let first = rows.iter().find(|r| is_other(r))?;
@@ -65,10 +71,7 @@ fn crowded(r: &RuleInput<'_>, p: &PhaseFacts, share: f64) -> Option<Advice> {
     let who = out.who.as_deref();
     let mut actions = match who {
         Some(name) => vec![format!("stop {name}, or keep it off the engine's CPUs (taskset -acp CPUS PID)")],
-        None => vec![
-            "bind each thread to a CPU: -C MASK --cpu-strict 1, or OMP_PROC_BIND=true".into(),
-            "or find what keeps the other CPUs busy: top -H, then 1; stop it, or give it other CPUs".into(),
-        ],
+        None => LOOK.map(Into::into).to_vec(),
     };
     actions.push(format!("or leave it a CPU: -t {}", p.threads - 1));
     Some(Advice {
@@ -82,6 +85,35 @@ fn crowded(r: &RuleInput<'_>, p: &PhaseFacts, share: f64) -> Option<Advice> {
         confidence: if who.is_some() { Confidence::Medium } else { Confidence::Low },
         evidence: format!("threads were runnable without a CPU {} of the time: {}", pct(share), out.text),
         disproof: "with the other CPUs idle, threads still share one".into(),
+        trade_off: None,
+    })
+}
+
+/// Threads that shared a CPU now here, now there, although each may have one: nothing is promised, since it is not known how
+/// busy the others were.
+fn together(r: &RuleInput<'_>, p: &PhaseFacts, share: f64) -> Option<Advice> {
+    let contended = r.limit.is_some_and(|l| l.kind == LimitKind::CpuContention);
+    let rows = r.facts.interference?;
+    let own = rows.iter().filter(|r| r.own).fold(0u64, |sum, r| sum.saturating_add(r.runnable_ns));
+    let most = rows.iter().filter(|r| !r.own).map(|r| r.runnable_ns).max().unwrap_or(0);
+    let enough = r.facts.cpus.allowed.is_some_and(|n| n >= p.threads);
+    if !contended || !enough || p.threads < 2 || own < most {
+        return None;
+    }
+    let who = programs(rows);
+    let meanwhile = if who.is_empty() { who } else { format!(", while {who} ran") };
+    Some(Advice {
+        rule: "cpu-contention",
+        title: "give each thread a CPU of its own: threads of the engine shared one, though more are allowed"
+            .into(),
+        actions: LOOK.map(Into::into).to_vec(),
+        gain: None,
+        confidence: Confidence::Low,
+        evidence: format!(
+            "threads were runnable without a CPU {} of the time, most of it behind threads of the engine{meanwhile}",
+            pct(share)
+        ),
+        disproof: "with each thread bound to a CPU, they are still runnable without one".into(),
         trade_off: None,
     })
 }

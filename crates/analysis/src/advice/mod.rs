@@ -5,6 +5,8 @@
 //! or for page faults: predictions of these from one recording were wrong by more than their size.
 
 mod attention;
+mod batches;
+pub mod beside;
 mod between;
 mod bytes;
 mod caller;
@@ -19,19 +21,21 @@ mod faults;
 mod gaps;
 mod imbalance;
 mod launch;
+pub mod none;
 mod overhead;
 mod oversubscribed;
 mod quota;
 mod recorder;
 pub mod rule;
 mod serving;
+pub mod settle;
 mod threads;
 mod throttled;
 mod variant;
 
 pub use self::data::{Advice, Confidence, Gain};
 use self::rule::RuleInput;
-use crate::verdict::data::{Limit, LimitKind, PhaseVerdict};
+use crate::verdict::data::{Limit, PhaseVerdict};
 use crate::verdict::facts::VerdictFacts;
 use common::order;
 
@@ -39,7 +43,7 @@ use common::order;
 type Rule = fn(&RuleInput<'_>) -> Option<Advice>;
 
 /// The first ones are about threads that have no CPU: nothing else can be judged before that is mended.
-const RULES: [Rule; 23] = [
+const RULES: [Rule; 26] = [
     caller::rule,
     oversubscribed::rule,
     quota::rule,
@@ -47,6 +51,7 @@ const RULES: [Rule; 23] = [
     throttled::rule,
     cores::rule,
     faults::rule,
+    faults::cold,
     imbalance::rule,
     fallback::rule,
     copies::rule,
@@ -56,6 +61,7 @@ const RULES: [Rule; 23] = [
     variant::rule,
     recorder::rule,
     attention::rule,
+    batches::rule,
     overhead::rule,
     experts::rule,
     threads::rule,
@@ -63,10 +69,11 @@ const RULES: [Rule; 23] = [
     serving::drafts,
     serving::starvation,
     serving::again,
+    serving::one_slot,
 ];
 
 /// Rules that look at calls alone.
-const OF_CALLS: [Rule; 3] = [serving::drafts, serving::starvation, serving::again];
+const OF_CALLS: [Rule; 4] = [serving::drafts, serving::starvation, serving::again, serving::one_slot];
 
 /// Rules without a CPU for each thread: they come first, whatever gain others predict.
 const FIRST: [&str; 3] = ["changing-callers", "oversubscribed", "cpu-quota"];
@@ -86,27 +93,6 @@ pub fn advice(facts: &VerdictFacts<'_>, phases: &[PhaseVerdict], limit: Option<&
     };
     order::by_key(&mut all, rank);
     all
-}
-
-/// Why there is no advice, and what would have to change; `None` if what limits the run is not known.
-pub fn none(facts: &VerdictFacts<'_>, phases: &[PhaseVerdict], limit: Option<&Limit>) -> Option<String> {
-    let limit = limit?;
-    let input = RuleInput { facts, phases, limit: Some(limit) };
-    let reached = input.reached(facts.main()?.phase).map(rule::pct).unwrap_or_default();
-    Some(match limit.kind {
-        LimitKind::Memory => format!(
-            "none: {reached} of what memory delivers to these threads; faster only with fewer bytes a token (a smaller \
-             quantisation), a faster memory, or more threads where CPUs are free"
-        ),
-        LimitKind::Compute => format!(
-            "none: {reached} of what these threads can compute; faster only with fewer operations, or more threads where \
-             CPUs are free"
-        ),
-        LimitKind::CpuContention | LimitKind::Throttling | LimitKind::PageFaults => {
-            "none: no waste that lasted; record again when nothing else runs".into()
-        }
-        _ => format!("none: nothing was wasted; to measure other threads, CPUs and flags: {}", input.tune()),
-    })
 }
 
 /// Rules whose evidence another rule explains.

@@ -15,7 +15,10 @@ pub fn rule(r: &RuleInput<'_>) -> Option<Advice> {
         // The recording without it is the run as its user has it.
         gain: gain(p.phase, 1.0, [(1.0 - 2.0 * share).max((1.0 - share) / 2.0), 1.0 - share]),
         confidence: Confidence::Medium,
-        evidence: "probe hits of the busiest thread times the measured cost of a hit".into(),
+        evidence: format!(
+            "the recording itself: {} of the time, by probe hits of the busiest thread times the measured cost of a hit",
+            pct(share)
+        ),
         disproof: "without the recorder, the engine's own tokens per second are the same".into(),
         trade_off: None,
     })

@@ -4,6 +4,7 @@ pub use super::data::{Advice, Confidence, Gain};
 use crate::calls::Phase;
 use crate::kernels::DeviceTimes;
 use crate::offload::Offload;
+use crate::report::data::Report;
 use crate::verdict::data::{Limit, PhaseVerdict};
 use crate::verdict::facts::{PhaseFacts, VerdictFacts};
 
@@ -52,15 +53,35 @@ impl<'r> RuleInput<'r> {
 impl RuleInput<'_> {
     /// The command that measures other numbers of threads, CPUs and flags of the same run.
     pub fn tune(&self) -> String {
-        let command = self.facts.report.run.command.split_once(" -- ").map(|(_, command)| command);
-        // A secret was left out of the recorded one.
-        format!("profinfer tune -- {}", command.filter(|c| !c.contains("***")).unwrap_or("COMMAND"))
+        tune(self.facts.report)
     }
 
     /// No call is faster than this: the time at a measured ceiling, ns; 0 without one.
     fn least_ns(&self, p: &PhaseFacts) -> f64 {
         self.reached(p.phase).map_or(0.0, |share| share * p.call_ns())
     }
+}
+
+/// Programs whose flags `tune` knows; in the command of another one it replaces `{threads}`.
+const KNOWN: [&str; 5] = ["llama-bench", "llama-cli", "llama-completion", "llama-server", "ggml-runner"];
+
+/// The command that measures other numbers of threads, CPUs and flags of a recorded run.
+pub fn tune(report: &Report) -> String {
+    let command = report.run.command.split_once(" -- ").map(|(_, command)| command);
+    // A secret was left out of the recorded one.
+    let command = command.filter(|c| !c.contains("***")).and_then(tunable);
+    format!("profinfer tune -- {}", command.as_deref().unwrap_or("COMMAND -t {threads}"))
+}
+
+/// A command line as `tune` takes it; `None` if it is not known where its number of threads is.
+fn tunable(command: &str) -> Option<String> {
+    let mut words: Vec<&str> = command.split(' ').collect();
+    let name = |word: &str| word.rsplit('/').next().is_some_and(|name| KNOWN.contains(&name));
+    if !words.iter().any(|word| name(word)) {
+        let at = words.iter().position(|word| ["-t", "--threads"].contains(word))?;
+        *words.get_mut(at + 1)? = "{threads}";
+    }
+    Some(words.join(" "))
 }
 
 /// The work of one phase, with the number of its calls.
@@ -118,15 +139,25 @@ pub fn pct(share: f64) -> String {
 /// (trials on two engines, 7 runs).
 pub const REPLAY_ERROR: [f64; 2] = [0.9, 1.4];
 
-/// The range of a call's duration without waits, ns.
+/// The range of a call's duration without waits, ns. While a thread waited for a CPU the others had memory and caches for
+/// themselves: at once they are slower, as threads are on CPUs that are added.
 pub fn replayed(r: &RuleInput<'_>, p: &PhaseFacts) -> Option<[f64; 2]> {
     let ns = p.replay_call_ns()?;
-    Some(REPLAY_ERROR.map(|error| (ns * error).max(r.least_ns(p)).min(p.call_ns())))
+    let threads = f64::from(p.threads.max(1));
+    let used = (threads * (1.0 - p.bar.and_then(|bar| bar.waiting_for_cpu).unwrap_or(0.0))).max(1.0);
+    let [under, over] = REPLAY_ERROR;
+    let range = [ns * under, ns * over * threads / scaled(used, threads)];
+    Some(range.map(|ns| ns.max(r.least_ns(p)).min(p.call_ns())))
 }
 
 /// What a CPU adds to those that threads used, as a share: predictions of more threads from one recording were up to 44 %
 /// above what they brought (trials on two engines).
 const ADDED: f64 = 0.56;
+
+/// What `cpus` CPUs are worth for certain to threads that used `used` of them.
+fn scaled(used: f64, cpus: f64) -> f64 {
+    used + ADDED * (cpus - used).max(0.0)
+}
 
 /// The gain of `cpus` CPUs for threads that shared `used` ones. As many threads as CPUs share the same work. A thread
 /// without a CPU takes no part of an operator from those that have one: where threads spun, the work is that of one thread
@@ -136,8 +167,21 @@ pub fn uncrowded(r: &RuleInput<'_>, p: &PhaseFacts, used: u32, cpus: u32) -> Opt
     let [under, over] = REPLAY_ERROR;
     let call = |graph_ns: f64| graph_ns * p.graphs_a_call + p.outside_ns();
     let [used, cpus] = [used, cpus].map(|n| f64::from(n.max(1)));
-    let scaled = used + ADDED * (cpus - used).max(0.0);
     let fastest = (call(work.calm / cpus + work.spun) * under).max(r.least_ns(p));
-    let slowest = call((work.calm + work.spun * f64::from(p.threads)) / scaled) * over;
+    let slowest = call((work.calm + work.spun * f64::from(p.threads)) / scaled(used, cpus)) * over;
     gain(p.phase, p.call_ns(), [fastest, slowest.max(fastest)])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::tunable;
+
+    #[test]
+    fn tune_is_told_where_the_threads_are() {
+        let known = "nice -n 5 /opt/llama-bench -m m.gguf -t 2";
+        assert_eq!(tunable(known).as_deref(), Some(known));
+        assert_eq!(tunable("./engine -m m -t 2 -n 8").as_deref(), Some("./engine -m m -t {threads} -n 8"));
+        assert_eq!(tunable("./engine -m m"), None);
+        assert_eq!(tunable("./engine -t"), None);
+    }
 }

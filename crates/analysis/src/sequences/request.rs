@@ -180,7 +180,7 @@ pub fn stalled_share(rows: &[RequestRow]) -> Option<f64> {
 }
 
 /// The requests of one sequence.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct SequenceRow {
     pub pid: u32,
     /// As in [`RequestRow`].

@@ -23,7 +23,9 @@ pub struct RunVerdict {
     pub limit: Option<Limit>,
     /// Largest predicted gain first; none if nothing is to be gained, or if the evidence is missing.
     pub advice: Vec<Advice>,
-    /// Why there is none, and what would have to change; null if there is some, or if what limits the run is not known.
+    /// Whether the first piece of advice removes the limit.
+    pub first_removes_limit: bool,
+    /// Why it does not, or why there is none, and what would have to change; null if what limits the run is not known.
     pub no_advice: Option<String>,
     /// What the verdict lacks, and how to record it.
     pub missing: Vec<String>,
@@ -110,6 +112,10 @@ pub enum LimitKind {
     Gaps,
     /// Computing, at no known limit.
     Computing,
+    /// What the program does between calls.
+    BetweenCalls,
+    /// The recording itself.
+    Recorder,
 }
 
 /// What limits a phase.

@@ -9,8 +9,13 @@ use crate::tables::{GAPS_ROW, OpRow, WAIT_ROW};
 /// From this share of the ceiling on, a run counts as limited by it.
 pub const NEAR: f64 = 0.5;
 
-/// The limit; `None` if where the time goes is not known.
-pub fn limit(facts: &VerdictFacts<'_>, p: &PhaseFacts, top: Option<&SpeedCeiling>) -> Option<Limit> {
+/// The limit; `None` if where the time goes is not known. `between` is the share of the time between calls.
+pub fn limit(
+    facts: &VerdictFacts<'_>,
+    p: &PhaseFacts,
+    top: Option<&SpeedCeiling>,
+    between: f64,
+) -> Option<Limit> {
     let bar = p.bar?;
     let parts = [
         (LimitKind::Computing, bar.computing),
@@ -30,6 +35,13 @@ pub fn limit(facts: &VerdictFacts<'_>, p: &PhaseFacts, top: Option<&SpeedCeiling
         _ => (kind, share),
     };
     let (kind, share) = parts.into_iter().map(with_barriers).max_by(|a, b| a.1.total_cmp(&b.1))?;
+    if between > share * (1.0 - between) {
+        let text = format!(
+            "the time between calls: {:.0} % of all; sampling, tokenizing, or a client that waits",
+            between * 100.0
+        );
+        return Some(Limit { kind: LimitKind::BetweenCalls, text });
+    }
     Some(match kind {
         LimitKind::CpuContention => contention(facts, p),
         LimitKind::Computing => computing(p, top),

@@ -9,7 +9,11 @@ pub mod limit;
 pub mod machine;
 
 pub use self::data::{PhaseVerdict, RunVerdict};
-use crate::advice;
+use crate::advice::{
+    self,
+    none::why_none,
+    settle::{removes, settle},
+};
 use crate::attribution::verdict::Peak;
 use crate::report::data::Report;
 use ceiling::{NoCeiling, SpeedCeiling, ceiling, of_machine};
@@ -41,8 +45,12 @@ pub fn verdict(input: FactInput<'_, '_>, report: &Report, peaks: &[Peak]) -> Run
     };
     let (phases, no_ceiling): (Vec<_>, Vec<_>) = facts.phases.iter().map(of).unzip();
     let main = phases.first();
-    let limit = facts.main().and_then(|p| limit(&facts, p, main.and_then(|m| m.ceiling.as_ref())));
-    let advice = advice::advice(&facts, &phases, limit.as_ref());
+    let between = main.and_then(PhaseVerdict::between).unwrap_or(0.0);
+    let limit = facts.main().and_then(|p| limit(&facts, p, main.and_then(|m| m.ceiling.as_ref()), between));
+    let mut advice = advice::advice(&facts, &phases, limit.as_ref());
+    let limit = limit.map(|limit| settle(limit, &mut advice));
+    let removed =
+        limit.as_ref().is_some_and(|limit| advice.first().is_some_and(|a| removes(a.rule, limit.kind)));
     RunVerdict {
         model: model_name(report),
         quantisation: report.model.weights.first().map_or_else(String::new, |w| w.name.clone()),
@@ -53,7 +61,8 @@ pub fn verdict(input: FactInput<'_, '_>, report: &Report, peaks: &[Peak]) -> Run
             no_ceiling.first().copied().flatten(),
             main.and_then(|m| m.ceiling.as_ref()),
         ),
-        no_advice: advice::none(&facts, &phases, limit.as_ref()).filter(|_| advice.is_empty()),
+        first_removes_limit: removed,
+        no_advice: limit.as_ref().filter(|_| !removed).and_then(|l| why_none(&facts, &phases, l, &advice)),
         advice,
         limit,
         phases,

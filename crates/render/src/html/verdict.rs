@@ -28,10 +28,10 @@ pub fn write(out: &mut dyn Write, report: &Report, id: &str) -> io::Result<()> {
     if let Some(limit) = &v.limit {
         writeln!(out, "<p class=\"limit\"><b>Limit:</b> {}</p>", text(&limit.text))?;
     }
-    match &v.no_advice {
-        Some(why) => markup::say(out, &format!("Advice: {why}."))?,
-        None => advice(out, &v.advice)?,
+    if let Some(why) = &v.no_advice {
+        markup::say(out, &format!("Advice: {why}."))?;
     }
+    advice(out, &v.advice)?;
     v.missing.iter().try_for_each(|missing| markup::gap(out, &format!("Missing: {missing}.")))
 }
 
