@@ -2,6 +2,7 @@
  * engine's own figures, for comparison with a recording. See README.md for options and output. */
 #define _GNU_SOURCE
 #include <getopt.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,7 +20,7 @@ struct options {
     double hold, pause;
     const char *wait_for, *dump, *experts, *per_token, *logits, *every, *draft;
     int32_t *ids; /* our own prompt, n_prompt long */
-    bool cut, json, control, free, exit;
+    bool cut, json, control, free, exit, callers;
 };
 
 struct span {
@@ -57,13 +58,35 @@ static void wait_for(const char *path) {
  * experts. */
 static int32_t token_at(int i) { return 3 + (int32_t)((unsigned)i * 37u % 250u); }
 
+struct call {
+    const int32_t *ids;
+    int n;
+};
+
+static void *called(void *of) {
+    struct call *c = of;
+    engine_decode(&eng, c->ids, c->n, pos);
+    return NULL;
+}
+
+/* With --callers from a thread made for this call, as programs with a pool of callers do. */
+static void call(const int32_t *ids, int n) {
+    struct call c = {ids, n};
+    pthread_t thread;
+    if (!opt.callers) {
+        called(&c);
+        return;
+    }
+    if (pthread_create(&thread, NULL, called, &c) || pthread_join(thread, NULL)) DIE("no thread for a call");
+}
+
 static struct span decode(const char *phase, int n) {
     int32_t ids[n];
     for (int i = 0; i < n; i++) ids[i] = token_at(pos + i);
     dump_graph(phase, n, pos);
     experts_call();
     int64_t wall = now(CLOCK_MONOTONIC), cpu = now(CLOCK_PROCESS_CPUTIME_ID);
-    engine_decode(&eng, ids, n, pos);
+    call(ids, n);
     struct span s = {now(CLOCK_MONOTONIC) - wall, now(CLOCK_PROCESS_CPUTIME_ID) - cpu, n};
     pos += n;
     return s;
@@ -251,6 +274,8 @@ static void usage(FILE *f) {
           "  --gpu-layers N    layers that a device computes (0)\n"
           "  --flash 0|1       flash attention off or on, instead of as the engine chooses\n"
           "  --no-mmap         read the model into memory instead of mapping its file\n"
+          "  --ubatch N        tokens of a micro-batch (all of a prompt)\n"
+          "  --callers         make each call from a new thread\n"
           "  --draft GGUF      a second model proposes 4 tokens each of -n times, the first decodes them at "
           "once\n"
           "  --free            free the context at the end, for what an engine writes only then\n"
@@ -298,6 +323,8 @@ enum {
     GPU_LAYERS,
     FLASH,
     NO_MMAP,
+    UBATCH,
+    CALLERS,
     DRAFT,
     FREE,
     EXIT,
@@ -318,6 +345,7 @@ static const struct option LONG[] = {
     {"ids", 1, 0, IDS},           {"logits", 1, 0, LOGITS},
     {"every", 1, 0, EVERY},       {"gpu-layers", 1, 0, GPU_LAYERS},
     {"flash", 1, 0, FLASH},       {"no-mmap", 0, 0, NO_MMAP},
+    {"ubatch", 1, 0, UBATCH},     {"callers", 0, 0, CALLERS},
     {"draft", 1, 0, DRAFT},       {"free", 0, 0, FREE},
     {"exit", 0, 0, EXIT},         {"json", 0, 0, JSON},
     {"help", 0, 0, HELP},         {0, 0, 0, 0},
@@ -351,6 +379,8 @@ static void parse(int argc, char **argv) {
         case GPU_LAYERS: opt.set.gpu_layers = int_arg(optarg, 0); break;
         case FLASH: opt.set.flash = int_arg(optarg, 0) ? 2 : 1; break;
         case NO_MMAP: opt.set.no_mmap = true; break;
+        case UBATCH: opt.set.n_ubatch = int_arg(optarg, 1); break;
+        case CALLERS: opt.callers = true; break;
         case DRAFT: opt.draft = optarg; break;
         case FREE: opt.free = true; break;
         case EXIT: opt.exit = true; break;
@@ -366,7 +396,7 @@ static void parse(int argc, char **argv) {
         DIE("--draft needs a prompt, and a --ctx of at least the prompt and %d tokens each time", PROPOSED);
     if (opt.n_prompt > opt.set.n_ctx) DIE("the prompt does not fit a context of %d", opt.set.n_ctx);
     /* One micro-batch per call, so that one decode is one graph. */
-    opt.set.n_ubatch = opt.n_prompt > 512 ? opt.set.n_ctx : 512;
+    if (!opt.set.n_ubatch) opt.set.n_ubatch = opt.n_prompt > 512 ? opt.set.n_ctx : 512;
 }
 
 int main(int argc, char **argv) {
