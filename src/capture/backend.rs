@@ -5,7 +5,8 @@ use std::rc::Rc;
 use crate::capture::bpf::Bpf;
 use crate::capture::error::RecordError;
 use crate::capture::features;
-use crate::capture::inside::{self, Inside};
+use crate::capture::inside::Inside;
+use crate::capture::inside::scheduler::Beside;
 use crate::capture::perf::{self, Perf};
 use crate::capture::pmc::follow::SharedCounters;
 use crate::capture::source::{BackendChoice, CaptureOptions, Sink, Source};
@@ -119,8 +120,7 @@ impl CaptureBackend {
                 Some(format!("recorded by perf events, without BPF ({why}): {}", perf::LACKS))
             }
             CaptureBackend::Inside(why) => {
-                let lacks =
-                    CaptureBackend::scheduler_allowed().map_or(inside::LACKS, |()| inside::LACKS_AS_ROOT);
+                let lacks = Beside::of(CaptureBackend::scheduler_allowed().is_ok()).lacks();
                 Some(format!("recorded from inside the engine's process ({why}): {lacks}"))
             }
         }

@@ -10,7 +10,8 @@ use crate::capture::calibrate::{self, Cost, Way};
 use crate::capture::calibration_target::Spot;
 use crate::capture::error::ProbeError;
 use crate::capture::features;
-use crate::capture::inside::{self, Inside, measure};
+use crate::capture::inside::scheduler::Beside;
+use crate::capture::inside::{Inside, measure};
 use crate::capture::multi;
 use crate::capture::object::LoadedObject;
 use crate::capture::perf::{self, Perf};
@@ -163,7 +164,7 @@ pub fn checkup(ask: &Ask<'_>) -> Checkup {
         lacks: match backend {
             CaptureBackend::Bpf => "",
             CaptureBackend::Perf(_) => perf::LACKS,
-            CaptureBackend::Inside(_) => inside::LACKS,
+            CaptureBackend::Inside(_) => Beside::of(false).lacks(),
         },
         fit: false,
         reason: String::new(),
@@ -232,7 +233,7 @@ fn from_inside(ask: &Ask<'_>) -> Check {
         Ok(costs) => check.detail(&format!(
             "record --source inside -- COMMAND: {:.0} ns a hit; {}",
             costs.op,
-            inside::LACKS
+            Beside::of(backend::refusal(&privileges::read()).is_none()).lacks()
         )),
         Err(why) => optional.detail(&why.to_string()),
     }

@@ -213,6 +213,14 @@ pub fn threads(pid: u32) -> Vec<u32> {
     tasks.filter_map(|t| t.file_name().to_str()?.parse().ok()).collect()
 }
 
+/// A thread's name; empty if it has ended.
+pub fn comm(tid: u32) -> [u8; 16] {
+    let text = fs::read(format!("/proc/{tid}/comm")).unwrap_or_default();
+    let mut comm = [0; 16];
+    comm.iter_mut().zip(text.iter().filter(|b| **b != b'\n')).for_each(|(to, from)| *to = *from);
+    comm
+}
+
 fn lives(pid: u32, tid: u32) -> bool {
     let stat = fs::read_to_string(format!("/proc/{pid}/task/{tid}/stat")).unwrap_or_default();
     stat.rsplit(')')

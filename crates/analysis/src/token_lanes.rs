@@ -276,7 +276,7 @@ impl<'l, 'a> LaneReader<'l, 'a> {
             };
             let before = match span.kind {
                 Off::Preempted => None,
-                Off::Idle => Some(OffState::Idle),
+                Off::Idle | Off::Asleep => Some(OffState::Idle),
                 Off::Faulting => Some(OffState::PageFault),
                 Off::Io => Some(OffState::Io),
                 Off::Blocked => Some(OffState::Blocked),

@@ -84,8 +84,8 @@ pub struct OffCpu {
     /// otherwise from its wake-up. Absent if the wake-up was not seen; 0 if the record is `cut` and the thread
     /// was not woken yet.
     pub runnable: Option<u64>,
-    /// The kernel's prev_state: 0 = runnable (preempted, or it yielded), 1 = sleeping, 2 = uninterruptible, and
-    /// so on (include/linux/sched.h, TASK_REPORT). 255 = a new thread that had not run before: `t` is when it
+    /// The kernel's prev_state: 0 = runnable (preempted, or it yielded), 1 = sleeping, 2 = uninterruptible, 3 = one of
+    /// these two (TASK_NORMAL), and so on (include/linux/sched.h, TASK_REPORT). 255 = a new thread that had not run before: `t` is when it
     /// could first run, `waker` its creator; `by` is 0, since neither it nor another thread was displaced.
     pub state: u8,
     /// Waited uninterruptibly for device I/O (inside the kernel's io_schedule). No in the other states.
@@ -97,7 +97,8 @@ pub struct OffCpu {
     pub cpu: u16,
     pub to_cpu: u16,
     /// Thread that took over the CPU it left, and thread that last ran on the CPU it came back on (0 = idle task
-    /// or unknown). See [`Task`]. If both are 0 with `state` 0, its cgroup may have been throttled (cpu.max).
+    /// or unknown). See [`Task`]. If both are 0 with `state` 0, its cgroup may have been throttled (cpu.max); in a recording
+    /// from inside where both are 0 in all records, other threads are not known.
     pub by: u32,
     pub from: u32,
     /// Thread running on the CPU where the wake-up happened: the waker, or a thread that a timer or network

@@ -12,21 +12,21 @@ pub mod measure;
 pub mod moved;
 mod prober;
 pub mod refused;
+pub mod scheduler;
 mod state;
+mod sums;
 
-use std::cell::RefCell;
 use std::collections::{BTreeSet, HashMap};
 use std::ffi::OsString;
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::path::Path;
-use std::rc::Rc;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use crate::capture::bpf::Bpf;
 use crate::capture::error::{RecordError, SchedError};
-use crate::capture::event::{self, Call, Event, Head};
+use crate::capture::event::{self, Call, Head};
 use crate::capture::object;
 use crate::capture::skel::types::{ev_kind, ops_constants};
 use crate::capture::source::{CaptureOptions, EventStats, FeatureStatus, Guard, Prober, Sink, Source};
@@ -38,13 +38,9 @@ use crate::host::maps::{self, Mapping};
 use crate::host::{target, usage, wake};
 use area::Area;
 use door::{Caller, Door, DoorError};
-use pfi::record::Availability;
 use prober::InsideProber;
+use scheduler::Scheduler;
 use state::{Process, State, lock};
-
-/// What a recording from inside lacks, for doctor and the trace; and where the kernel's scheduler may be watched.
-pub const LACKS: &str = "who else took the CPU is not known, nor hardware counters";
-pub const LACKS_AS_ROOT: &str = "ops have no hardware counters";
 
 /// Whether a process is, or was, recorded so: some functions begin with jumps, of which the kernel knows nothing. A probe
 /// of the kernel there would run what the file has instead, and go on in the middle of the jump.
@@ -75,33 +71,13 @@ pub struct Inside {
     targets: BTreeSet<u32>,
     /// Some process has loaded the library.
     began: bool,
-    scheduler: Option<Result<KernelScheduler, String>>,
-}
-
-/// The kernel's scheduler, watched beside the library: a source without probes, of whose events only these are kept.
-struct KernelScheduler {
-    source: Bpf,
-    /// Events that have arrived, one after the other.
-    events: Rc<RefCell<Vec<Vec<u8>>>>,
-}
-
-impl KernelScheduler {
-    fn new(options: CaptureOptions, btf: Option<Btf>) -> KernelScheduler {
-        let events = Rc::<RefCell<Vec<Vec<u8>>>>::default();
-        let to = events.clone();
-        let sink = Rc::new(RefCell::new(move |bytes: &[u8]| {
-            if let Some((_, Event::OffCpuEvent(_))) = event::parse(bytes) {
-                to.borrow_mut().push(bytes.to_vec());
-            }
-        }));
-        KernelScheduler { source: Bpf::new(options, btf, None, sink), events }
-    }
+    scheduler: Option<Scheduler>,
 }
 
 impl Inside {
     /// `kernel`: whether the kernel's scheduler may be watched. Err says what is missing.
     pub fn new(options: CaptureOptions, btf: Option<Btf>, kernel: Result<(), String>, sink: Sink) -> Inside {
-        let scheduler = options.sched.then(|| kernel.map(|()| KernelScheduler::new(options, btf)));
+        let scheduler = options.sched.then(|| Scheduler::new(options, btf, kernel));
         Inside {
             options,
             sink,
@@ -118,30 +94,25 @@ impl Inside {
     }
 
     fn kernel(&mut self) -> Option<&mut Bpf> {
-        self.scheduler.as_mut()?.as_mut().ok().map(|kernel| &mut kernel.source)
+        self.scheduler.as_mut().and_then(Scheduler::kernel)
     }
 
-    /// Done only once. Without it, the rest is recorded all the same.
+    /// Done only once.
     fn watch_scheduler(&mut self) {
-        let Some(kernel) = self.kernel() else { return };
-        let why = match kernel.start() {
-            Ok(()) => kernel.scheduler().filter(|s| s.state == Availability::None).map(|s| s.why),
-            Err(e) => Some(e.to_string()),
-        };
-        // Of children, the library tells.
-        kernel.news().clear();
-        if let Some(why) = why {
+        if let Some(why) = self.scheduler.as_mut().and_then(Scheduler::start) {
             lock(&self.state).news.push(format!("off-CPU time is not recorded: {why}"));
-            self.scheduler = Some(Err(why));
         }
     }
 
     /// Takes what the kernel has told of the scheduler.
     fn take_scheduler(&mut self) {
-        let Some(Ok(kernel)) = &mut self.scheduler else { return };
-        kernel.source.poll(Duration::ZERO);
-        for bytes in kernel.events.borrow_mut().drain(..) {
-            self.order.push(&bytes, &mut *self.sink.borrow_mut());
+        let Inside { order, sink, scheduler, .. } = self;
+        let mut arrived = Vec::new();
+        if let Some(scheduler) = scheduler {
+            scheduler.take(&mut |bytes| arrived.push(bytes.to_vec()));
+        }
+        for bytes in arrived {
+            order.push(&bytes, &mut |bytes| pass(scheduler, sink, bytes));
         }
     }
 
@@ -234,7 +205,9 @@ impl Inside {
     fn tell(&mut self, kind: ev_kind, pid: u32, a: u64) {
         let h = Head { ts: usage::now(), tgid: pid, tid: pid, kind: kind.0 as u16, ..Head::default() };
         self.told[usize::from(kind == ev_kind::EV_EXIT)] += 1;
-        self.order.push(event::bytes(&Call { h, a, ..Call::default() }), &mut *self.sink.borrow_mut());
+        let Inside { order, sink, scheduler, .. } = self;
+        order
+            .push(event::bytes(&Call { h, a, ..Call::default() }), &mut |bytes| pass(scheduler, sink, bytes));
     }
 
     /// Takes what a process has left; it has ended, or runs another program now.
@@ -258,11 +231,11 @@ impl Inside {
     fn take(&mut self, pids: &[u32]) {
         let latest = usage::now().saturating_add(AHEAD);
         let mut state = lock(&self.state);
-        let mut sink = self.sink.borrow_mut();
+        let Inside { order, sink, scheduler, event, .. } = self;
         for pid in pids {
             let Some(process) = state.processes.get_mut(pid) else { continue };
             let was = process.area.broken;
-            process.area.read(&mut self.event, &mut |words| {
+            process.area.read(event, &mut |words| {
                 // It can only speak of itself, and of what has happened by the end of this reading.
                 if let [at, who, ..] = words {
                     *at = (*at).min(latest);
@@ -272,7 +245,7 @@ impl Inside {
                 let bytes =
                     unsafe { std::slice::from_raw_parts(words.as_ptr().cast::<u8>(), words.len() * 8) };
                 if event::parse(bytes).is_some() {
-                    self.order.push(bytes, &mut *sink);
+                    order.push(bytes, &mut |bytes| pass(scheduler, sink, bytes));
                 }
             });
             if process.area.broken && !was {
@@ -287,8 +260,22 @@ impl Inside {
         lock(&self.state).processes.keys().copied().collect()
     }
 
+    /// The processes that have an engine.
+    fn recorded(&self) -> Vec<u32> {
+        lock(&self.state).admitted.keys().copied().collect()
+    }
+
     fn release(&mut self, before: u64) {
-        self.order.release(before, &mut *self.sink.borrow_mut());
+        let Inside { order, sink, scheduler, .. } = self;
+        order.release(before, &mut |bytes| pass(scheduler, sink, bytes));
+    }
+}
+
+/// Passes an event on; what the kernel has told of switches becomes one first.
+fn pass(scheduler: &mut Option<Scheduler>, sink: &Sink, bytes: &[u8]) {
+    let mut send = |bytes: &[u8]| sink.borrow_mut()(bytes);
+    if !scheduler.as_mut().is_some_and(|scheduler| scheduler.replay(bytes, &mut send)) {
+        send(bytes);
     }
 }
 
@@ -354,8 +341,10 @@ impl Source for Inside {
 
     fn add_target(&mut self, pid: u32) {
         self.targets.insert(pid);
-        if let Some(kernel) = self.kernel() {
-            kernel.add_target(pid);
+        // What has arrived tells who is followed already.
+        self.take_scheduler();
+        if let Some(scheduler) = &mut self.scheduler {
+            scheduler.add_target(pid);
         }
     }
 
@@ -372,8 +361,8 @@ impl Source for Inside {
             }
         }
         drop(state);
-        if let Some(kernel) = self.kernel() {
-            kernel.admit(pid, engine);
+        if let Some(scheduler) = &mut self.scheduler {
+            scheduler.admit(pid, engine);
         }
     }
 
@@ -384,8 +373,8 @@ impl Source for Inside {
             process.area.admit(0);
         }
         drop(state);
-        if let Some(kernel) = self.kernel() {
-            kernel.drop_target(pid);
+        if let Some(scheduler) = &mut self.scheduler {
+            scheduler.drop_target(pid);
         }
     }
 
@@ -396,7 +385,7 @@ impl Source for Inside {
     }
 
     fn can_unwatch(&self) -> bool {
-        matches!(self.scheduler, Some(Ok(_)))
+        self.scheduler.as_ref().is_some_and(Scheduler::is_kernel)
     }
 
     fn watch(&mut self, pids: &[u32]) -> Result<(), Arc<SchedError>> {
@@ -415,8 +404,7 @@ impl Source for Inside {
     }
 
     fn run_stats(&self) -> (u64, u64) {
-        let kernel = self.scheduler.as_ref().and_then(|s| s.as_ref().ok());
-        kernel.map(|kernel| kernel.source.run_stats()).unwrap_or_default()
+        self.scheduler.as_ref().map(Scheduler::run_stats).unwrap_or_default()
     }
 
     fn ops_begin(&mut self) {
@@ -453,13 +441,7 @@ impl Source for Inside {
     }
 
     fn scheduler(&self) -> Option<FeatureStatus> {
-        match self.scheduler.as_ref()? {
-            Ok(kernel) => kernel.source.scheduler(),
-            Err(missing) => {
-                let why = format!("not known from inside a process without root ({missing})");
-                Some(FeatureStatus { state: Availability::None, why })
-            }
-        }
+        self.scheduler.as_ref()?.status()
     }
 
     fn poll(&mut self, timeout: Duration) {
@@ -471,7 +453,8 @@ impl Source for Inside {
             .iter()
             .filter_map(|(pid, p)| Some((*pid, readable(p.ended.as_ref()?.as_raw_fd()))));
         let (pids, ends): (Vec<u32>, Vec<libc::pollfd>) = ends.unzip();
-        let mut fds: Vec<libc::pollfd> = ends.into_iter().chain(door).collect();
+        let switches = self.scheduler.iter().flat_map(Scheduler::fds).map(readable);
+        let mut fds: Vec<libc::pollfd> = ends.into_iter().chain(door).chain(switches).collect();
         drop(state);
         wake::poll(&mut fds, timeout.min(LONGEST));
         let before = usage::now();
@@ -481,14 +464,19 @@ impl Source for Inside {
             self.end(*pid, true);
         }
         self.release(before.saturating_sub(SLACK_NS));
+        let recorded = self.recorded();
+        if let Some(scheduler) = &mut self.scheduler {
+            scheduler.pass(recorded.into_iter());
+        }
         lock(&self.state).tell_unprobed();
     }
 
     /// No process asks any more, and no program of theirs runs.
     fn leave_processes(&mut self) {
         self.door = None;
-        if let Some(kernel) = self.kernel() {
-            kernel.leave_processes();
+        let recorded = self.recorded();
+        if let Some(scheduler) = &mut self.scheduler {
+            scheduler.leave(recorded.into_iter());
         }
         if !self.began {
             let why = "no process has loaded the recorder's library: its loader ignores LD_PRELOAD, or may not map it";
@@ -503,11 +491,15 @@ impl Source for Inside {
 
     fn finish(&mut self) {
         self.take(&self.processes());
-        if let Some(kernel) = self.kernel() {
-            kernel.finish();
+        if let Some(scheduler) = &mut self.scheduler {
+            scheduler.finish();
         }
         self.take_scheduler();
         self.release(u64::MAX);
+        let Inside { sink, scheduler, .. } = self;
+        if let Some(scheduler) = scheduler {
+            scheduler.close(&mut |bytes| sink.borrow_mut()(bytes));
+        }
     }
 
     fn lost(&self) -> u64 {
@@ -520,10 +512,8 @@ impl Source for Inside {
         for (kind, told) in [ev_kind::EV_FORK, ev_kind::EV_EXIT].into_iter().zip(self.told) {
             stats.kinds[kind.0 as usize].seen += told;
         }
-        if let Some(Ok(kernel)) = &self.scheduler {
-            let (of, all) = (ev_kind::EV_OFFCPU.0 as usize, kernel.source.event_stats());
-            stats.kinds[of] = all.kinds[of].clone();
-            stats.counters.iter_mut().zip(all.counters).for_each(|(count, more)| *count += more);
+        if let Some(scheduler) = &self.scheduler {
+            scheduler.count(&mut stats);
         }
         stats
     }

@@ -69,6 +69,21 @@ pub fn images(cpu: u32) -> io::Result<OwnedFd> {
     open(&mut attr, cpu)
 }
 
+/// An event that counts nothing and reports, on one CPU, the context switches of a thread and of all threads and processes
+/// that it starts from then on, and their starts and ends. It may own the CPU's ring. Each record ends with process, thread
+/// and time. Of one's own processes it needs no privilege up to kernel.perf_event_paranoid 2.
+pub fn switches(tid: u32, cpu: u32, watermark: u32) -> io::Result<OwnedFd> {
+    let mut attr = attr(PERF_TYPE_SOFTWARE, PERF_COUNT_SW_DUMMY.into());
+    attr.set_context_switch(1);
+    attr.set_task(1);
+    attr.set_inherit(1);
+    attr.set_sample_id_all(1);
+    attr.set_exclude_kernel(1);
+    attr.set_watermark(1);
+    attr.__bindgen_anon_2.wakeup_watermark = watermark;
+    open_for(&mut attr, number(tid)?, number(cpu)?)
+}
+
 /// The tracepoint `id` on a CPU. Every hit is a sample; off until [`enable`]. If `urgent`, every hit wakes the
 /// reader. Covers all threads, or with `own` only the calling one.
 pub fn tracepoint(id: u32, cpu: u32, urgent: bool, own: bool) -> io::Result<OwnedFd> {

@@ -10,6 +10,7 @@ pub(crate) mod ring;
 mod sample;
 mod sched;
 mod snapshot;
+pub(crate) mod switches;
 
 use std::cell::RefCell;
 use std::io;
@@ -208,7 +209,7 @@ impl PerfState {
                     pack(&mut bytes, (time, tgid, tid, probe as u32, cpu), raw);
                 }
                 PerfRecord::Lost(n) => return lost[cpu] += n,
-                PerfRecord::Fork { tgid, tid, parent, time } if time < *follows_until => {
+                PerfRecord::Fork { tgid, tid, parent, time, .. } if time < *follows_until => {
                     replay.adopt(tgid, tid, parent);
                     pack(&mut bytes, (time, tgid, tid, FORK, cpu), &parent.to_ne_bytes());
                 }

@@ -8,7 +8,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use memmap2::{MmapOptions, MmapRaw};
 use perf_event_open_sys::bindings::{
     PERF_RECORD_COMM, PERF_RECORD_EXIT, PERF_RECORD_FORK, PERF_RECORD_LOST, PERF_RECORD_MISC_COMM_EXEC,
-    PERF_RECORD_MMAP2, PERF_RECORD_SAMPLE, perf_event_mmap_page,
+    PERF_RECORD_MISC_SWITCH_OUT, PERF_RECORD_MISC_SWITCH_OUT_PREEMPT, PERF_RECORD_MMAP2, PERF_RECORD_SAMPLE,
+    PERF_RECORD_SWITCH, perf_event_mmap_page,
 };
 
 use super::event;
@@ -25,16 +26,28 @@ pub enum PerfRecord<'a> {
     Sample { tgid: u32, tid: u32, time: u64, raw: &'a [u8] },
     /// This many records were lost before this one for lack of space.
     Lost(u64),
-    /// A thread started; a process, if `tid` equals `tgid`.
-    Fork { tgid: u32, tid: u32, parent: u32, time: u64 },
+    /// A thread started, made by thread `maker`; a process, if `tid` equals `tgid`.
+    Fork { tgid: u32, tid: u32, parent: u32, maker: u32, time: u64 },
     /// A thread ended.
     Exit { tgid: u32, tid: u32, time: u64 },
     /// A process has mapped a file as executable.
     Mapped(Area<'a>),
     /// A process has executed another program.
     Exec { tgid: u32, time: u64 },
+    /// A thread was switched in or out.
+    Switch { tgid: u32, tid: u32, time: u64, how: SwitchKind },
     /// A kind that was not requested.
     Other,
+}
+
+/// A context switch of a thread.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SwitchKind {
+    In,
+    /// It went to sleep, for whatever reason.
+    Out,
+    /// It could have run on.
+    Preempted,
 }
 
 impl PerfRecord<'_> {
@@ -45,6 +58,7 @@ impl PerfRecord<'_> {
             | PerfRecord::Fork { time, .. }
             | PerfRecord::Exit { time, .. }
             | PerfRecord::Exec { time, .. }
+            | PerfRecord::Switch { time, .. }
             | PerfRecord::Mapped(Area { time, .. }) => Some(time),
             PerfRecord::Lost(_) | PerfRecord::Other => None,
         }
@@ -106,6 +120,22 @@ fn mapped(body: &[u8]) -> Option<Area<'_>> {
     })
 }
 
+/// A switch has nothing but its flags and its identity.
+fn switch(flags: u32, body: &[u8]) -> Option<PerfRecord<'static>> {
+    let at = body.len().checked_sub(IDENTITY)?;
+    let how = match (flags & PERF_RECORD_MISC_SWITCH_OUT, flags & PERF_RECORD_MISC_SWITCH_OUT_PREEMPT) {
+        (0, _) => SwitchKind::In,
+        (_, 0) => SwitchKind::Out,
+        _ => SwitchKind::Preempted,
+    };
+    Some(PerfRecord::Switch {
+        tgid: u32_at(body, at)?,
+        tid: u32_at(body, at + 4)?,
+        time: u64_at(body, at + 8)?,
+        how,
+    })
+}
+
 /// Parses `bytes` as a record, header included. None: too short for its kind.
 pub fn parse(bytes: &[u8]) -> Option<PerfRecord<'_>> {
     let (kind, body) = (u32_at(bytes, 0)?, bytes.get(8..)?);
@@ -120,9 +150,11 @@ pub fn parse(bytes: &[u8]) -> Option<PerfRecord<'_>> {
             tgid: u32_at(body, 0)?,
             parent: u32_at(body, 4)?,
             tid: u32_at(body, 8)?,
+            maker: u32_at(body, 12)?,
             time: u64_at(body, 16)?,
         },
         PERF_RECORD_MMAP2 => PerfRecord::Mapped(mapped(body)?),
+        PERF_RECORD_SWITCH => switch(flags(bytes)?, body)?,
         PERF_RECORD_COMM if flags(bytes)? & PERF_RECORD_MISC_COMM_EXEC != 0 => {
             PerfRecord::Exec { tgid: u32_at(body, 0)?, time: tail(body, 8)?.0 }
         }
@@ -335,7 +367,7 @@ mod tests {
         for (at, v) in [(8, 5u32), (12, 4), (16, 6), (20, 3), (24, 77)] {
             fork[at..at + 4].copy_from_slice(&v.to_ne_bytes());
         }
-        assert_eq!(parse(&fork), Some(PerfRecord::Fork { tgid: 5, tid: 6, parent: 4, time: 77 }));
+        assert_eq!(parse(&fork), Some(PerfRecord::Fork { tgid: 5, tid: 6, parent: 4, maker: 3, time: 77 }));
         fork[..4].copy_from_slice(&PERF_RECORD_LOST.to_ne_bytes());
         assert!(matches!(parse(&fork), Some(PerfRecord::Lost(_))));
     }
@@ -350,6 +382,20 @@ mod tests {
         out.extend([5u32, 6].map(u32::to_ne_bytes).concat());
         out.extend(99u64.to_ne_bytes());
         out
+    }
+
+    #[test]
+    fn switches_are_read() {
+        let of = |misc, how| {
+            let mut bytes = image(PERF_RECORD_SWITCH, misc, &[], b"1234567");
+            // Nothing but the identity.
+            bytes.drain(8..16);
+            assert_eq!(parse(&bytes), Some(PerfRecord::Switch { tgid: 5, tid: 6, time: 99, how }));
+            assert_eq!(parse(&bytes[..16]), None);
+        };
+        of(0, SwitchKind::In);
+        of(PERF_RECORD_MISC_SWITCH_OUT, SwitchKind::Out);
+        of(PERF_RECORD_MISC_SWITCH_OUT | PERF_RECORD_MISC_SWITCH_OUT_PREEMPT, SwitchKind::Preempted);
     }
 
     fn mapping(path: &[u8]) -> Vec<u8> {

@@ -312,13 +312,7 @@ impl PerfSched {
         if self.names.len() >= NAMES {
             self.names.clear();
         }
-        let read = || {
-            let text = fs::read(format!("/proc/{tid}/comm")).unwrap_or_default();
-            let mut comm = [0; 16];
-            comm.iter_mut().zip(text.iter().filter(|b| **b != b'\n')).for_each(|(to, from)| *to = *from);
-            comm
-        };
-        if tid == 0 { [0; 16] } else { *self.names.entry(tid).or_insert_with(read) }
+        if tid == 0 { [0; 16] } else { *self.names.entry(tid).or_insert_with(|| sched::comm(tid)) }
     }
 
     /// Stops watching.

@@ -5,6 +5,7 @@ use std::rc::Rc;
 
 use crate::capture::backend::CaptureBackend;
 use crate::capture::error::RecordError;
+use crate::capture::inside::scheduler::Beside;
 use crate::capture::pmc::Counters;
 use crate::capture::pmc::follow::SharedCounters;
 use crate::capture::source::Structure;
@@ -37,7 +38,15 @@ fn sched_cost(backend: &CaptureBackend, sched: bool) -> (Option<f64>, Option<Str
         (true, CaptureBackend::Perf(_)) => {
             (None, Some("scheduler perf events stay on at every level".into()))
         }
-        (true, CaptureBackend::Inside(_)) if CaptureBackend::scheduler_allowed().is_err() => (None, None),
+        (true, CaptureBackend::Inside(_)) if CaptureBackend::scheduler_allowed().is_err() => {
+            match Beside::of(false) {
+                Beside::Own => (
+                    None,
+                    Some("the kernel's records of the target's own switches stay on at every level".into()),
+                ),
+                _ => (None, None),
+            }
+        }
         (true, CaptureBackend::Bpf | CaptureBackend::Inside(_)) => {
             match sched_cost::price(&CaptureBackend::Bpf) {
                 Ok(price) => (Some(price), None),

@@ -14,6 +14,7 @@ use super::sched::runnable;
 use crate::idents::{Idents, OpKey};
 use crate::load::Loaded;
 use common::order;
+use pfi::record::SourceKind;
 
 /// One interfering program, or a placeholder such as the idle task.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -50,6 +51,9 @@ pub struct OpHit {
 pub const THROTTLED: &str = "(CPU idle, e.g. CPU quota)";
 /// A woken thread's CPU had been idle.
 pub const WAKING: &str = "(wake-up latency)";
+
+/// The source cannot see other programs.
+pub const UNKNOWN: &str = "(not known)";
 
 /// Kernel threads.
 pub const KERNEL: &str = "(kernel)";
@@ -105,6 +109,7 @@ impl Culprits {
         let mut index: HashMap<(String, bool), usize> = HashMap::new();
         let mut comms: HashMap<u32, &str> = HashMap::new();
         let mut tasks = loaded.causes.tasks.iter().peekable();
+        let blind = is_blind(loaded);
         let mut of_record = Vec::with_capacity(loaded.causes.off_cpu.len());
         for (i, r) in loaded.causes.off_cpu.iter().enumerate() {
             while let Some((_, task)) = tasks.next_if(|(at, _)| *at <= i) {
@@ -116,6 +121,7 @@ impl Culprits {
                 None => format!("thread {tid}"),
             };
             let (name, tid) = match culprit(r) {
+                (_, 0) if blind => (UNKNOWN.to_string(), 0),
                 (true, 0) => (THROTTLED.to_string(), 0),
                 (false, 0) => (WAKING.to_string(), 0),
                 (true, by) if named(by) == KERNEL && r.from != 0 => (named(r.from), r.from),
@@ -140,6 +146,13 @@ impl Culprits {
     pub fn of_record(&self, record: usize) -> usize {
         self.of_record.get(record).map_or(usize::MAX, |(place, _)| *place)
     }
+}
+
+/// Whether the recording cannot tell what had the CPU: from inside a process, without privilege, the kernel names no other
+/// thread. Otherwise 0 is the idle task.
+fn is_blind(loaded: &Loaded<'_>) -> bool {
+    loaded.header.as_ref().is_some_and(|h| h.source == SourceKind::Inside)
+        && loaded.causes.off_cpu.iter().all(|r| r.by == 0 && r.from == 0)
 }
 
 /// Whether it took the CPU from a running thread, and its tid.

@@ -20,7 +20,8 @@ pub struct TimeParts {
     pub io_ns: u64,
     /// Off-CPU for another reason: uninterruptible, stopped.
     pub blocked_ns: u64,
-    /// Of threads, or at times, without any recorded scheduler event.
+    /// Of threads, or at times, without any recorded scheduler event; or asleep in an op, for a reason that the source cannot
+    /// see.
     pub unknown_ns: u64,
     /// The part of the five off-CPU kinds that lies between a barrier's entry and the next op's start.
     pub off_cpu_in_barrier_ns: u64,
@@ -34,6 +35,15 @@ pub enum Off {
     Faulting,
     Io,
     Blocked,
+    /// Not preempted; the source cannot see more.
+    Asleep,
+}
+
+impl Off {
+    /// In the wait at a barrier, a thread sleeps because it waits for the others.
+    pub fn at_barrier(self) -> Off {
+        if self == Off::Asleep { Off::Idle } else { self }
+    }
 }
 
 impl TimeParts {
@@ -61,6 +71,7 @@ impl TimeParts {
             Off::Faulting => &mut self.faulting_ns,
             Off::Io => &mut self.io_ns,
             Off::Blocked => &mut self.blocked_ns,
+            Off::Asleep => &mut self.unknown_ns,
         }
     }
 

@@ -226,7 +226,7 @@ impl PassInput<'_, '_> {
                     });
                     preempted = parts.preempted_ns > 0 && parts.idle_ns == 0;
                     parts.barrier_ns = cursor.lay(end, end.saturating_add_unsigned(wait), |p| {
-                        *parts.off(p.kind) += p.ns;
+                        *parts.off(p.kind.at_barrier()) += p.ns;
                         parts.off_cpu_in_barrier_ns += p.ns;
                     });
                 }

@@ -10,6 +10,9 @@ use pfi::record::{Availability, Detail, OffCpu, Tristate};
 /// Name of the Feature record.
 pub const FEATURE: &str = "scheduler";
 
+/// State of a thread that left its CPU by itself, where the kernel does not tell more: 1 or 2.
+const ASLEEP: u8 = 3;
+
 /// An off-CPU interval of a thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct OffCpuSpan {
@@ -56,6 +59,7 @@ fn kind(r: &OffCpu) -> Off {
         (_, Tristate::Yes, _) => Off::Faulting,
         (_, _, Tristate::Yes) => Off::Io,
         (1, ..) => Off::Idle,
+        (ASLEEP, ..) => Off::Asleep,
         _ => Off::Blocked,
     }
 }
@@ -218,6 +222,9 @@ mod tests {
         assert_eq!(of(2, Tristate::Unknown, Tristate::Yes), Off::Io);
         assert_eq!(of(2, Tristate::Unknown, Tristate::Unknown), Off::Blocked);
         assert_eq!(of(4, Tristate::No, Tristate::No), Off::Blocked);
+        let asleep = of(3, Tristate::Unknown, Tristate::Unknown);
+        assert_eq!((asleep, asleep.at_barrier()), (Off::Asleep, Off::Idle));
+        assert_eq!(Off::Faulting.at_barrier(), Off::Faulting);
     }
 
     #[test]

@@ -98,7 +98,7 @@ impl LiveThreadTimes<'_> {
         let computing = cursor.lay(start, end, |piece| add(piece.kind, piece.ns));
         let mut in_barrier = 0u64;
         let barrier = cursor.lay(end, next, |piece| {
-            add(piece.kind, piece.ns);
+            add(piece.kind.at_barrier(), piece.ns);
             in_barrier = in_barrier.saturating_add(piece.ns);
         });
         parts.computing_ns = parts.computing_ns.saturating_add(computing);

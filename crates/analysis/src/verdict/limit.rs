@@ -3,7 +3,7 @@
 use super::data::SpeedCeiling;
 pub use super::data::{Limit, LimitKind};
 use super::facts::{PhaseFacts, VerdictFacts};
-use crate::attribution::interference::{InterferenceRow, KERNEL, THROTTLED, WAKING};
+use crate::attribution::interference::{InterferenceRow, KERNEL, THROTTLED, UNKNOWN, WAKING};
 use crate::tables::{GAPS_ROW, OpRow, WAIT_ROW};
 
 /// From this share of the ceiling on, a run counts as limited by it.
@@ -41,6 +41,10 @@ pub fn limit(
             between * 100.0
         );
         return Some(Limit { kind: LimitKind::BetweenCalls, text });
+    }
+    // As of an engine that slept in its ops, for a reason that the source cannot see.
+    if bar.unknown > share {
+        return None;
     }
     Some(match kind {
         LimitKind::CpuContention => contention(facts, p),
@@ -105,6 +109,9 @@ fn contention(facts: &VerdictFacts<'_>, p: &PhaseFacts) -> Limit {
         (false, ..) => format!("CPU contention: {who}"),
         (true, true, _) => "CPU contention: the recorder had the CPU".into(),
         (true, false, true) => "CPU contention: the kernel's own threads had the CPU".into(),
+        (true, false, false) if rows.iter().any(|r| r.name == UNKNOWN) => {
+            "CPU contention: threads were runnable and had no CPU; what had it is not known without root".into()
+        }
         (true, false, false) => "CPU contention".into(),
     };
     Limit { kind: LimitKind::CpuContention, text }
@@ -146,7 +153,7 @@ pub fn crowded_out(facts: &VerdictFacts<'_>, p: &PhaseFacts) -> Option<CrowdedOu
 
 /// Another program: neither the engine, nor the kernel, nor a recorder, which nobody can or should stop.
 pub fn is_other(r: &InterferenceRow) -> bool {
-    !r.own && ![THROTTLED, WAKING, KERNEL].contains(&&*r.name) && !is_recorder(r)
+    !r.own && ![THROTTLED, WAKING, KERNEL, UNKNOWN].contains(&&*r.name) && !is_recorder(r)
 }
 
 /// A recorder, under the name of its program: a copy on another machine has a suffix.

@@ -21,10 +21,11 @@ pub const TABLE: Table = Table {
         int("thread", "its index in GGML's pool, if it always had the same").or_null(),
         long("start_ns", "when it left the CPU, since the run's start").delta(),
         long("dur_ns", "until it was back on a CPU").delta(),
-        long("runnable_ns", "the last part of it, in which it waited for a CPU").delta(),
+        long("runnable_ns", "the last part of it, in which it waited for a CPU").or_null().delta(),
         text(
             "reason",
-            "`preempted`, `idle`, `faulting`, `io`, `blocked`, or `new` before a thread first ran",
+            "`preempted`, `idle`, `faulting`, `io`, `blocked`; `asleep` if which of these is not known; `new` before a \
+             thread first ran",
         ),
         int("cpu", "CPU that it left"),
         int("to_cpu", "CPU that it came back on").or_null(),
@@ -53,7 +54,7 @@ fn fill(run: &Run<'_, '_>, rows: &mut Rows<'_>) -> Result<()> {
             .int(threads.get(&r.tid).copied().flatten())
             .long(Some(run.since(r.t)))
             .long(Some(r.dur))
-            .long(Some(runnable(r)))
+            .long(r.runnable.map(|_| runnable(r)))
             .text(Some(reason(r)))
             .int(Some(r.cpu))
             .int((!r.cut).then_some(r.to_cpu))
@@ -73,6 +74,7 @@ fn reason(r: &OffCpu) -> &'static str {
         (_, Tristate::Yes, _) => "faulting",
         (_, _, Tristate::Yes) => "io",
         (1, ..) => "idle",
+        (3, ..) => "asleep",
         _ => "blocked",
     }
 }

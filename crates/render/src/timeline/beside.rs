@@ -185,6 +185,7 @@ fn off(
             Off::Idle => "idle",
             Off::Faulting => "page fault",
             Off::Io => "I/O",
+            Off::Asleep => "asleep",
             Off::Blocked | Off::Preempted => "blocked",
         };
         values.push(("cpu_left", ArgValue::Count(r.cpu.into())));
