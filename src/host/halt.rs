@@ -17,9 +17,12 @@ use crate::host::guard;
 const MOST: usize = 2048;
 
 /// include/uapi/linux/ptrace.h: requests, options, stops. The C libraries differ in what they define and in types.
-mod requests {
+pub(super) mod requests {
+    pub const PEEKDATA: usize = 2;
+    pub const POKEDATA: usize = 5;
     pub const DETACH: usize = 17;
     pub const SYSCALL: usize = 24;
+    pub const GETREGSET: usize = 0x4204;
     pub const SEIZE: usize = 0x4206;
     pub const INTERRUPT: usize = 0x4207;
     pub const LISTEN: usize = 0x4208;
@@ -203,7 +206,7 @@ struct Tracer {
 ///
 /// # Safety
 /// Only numbers, or an address with the stated number of bytes.
-unsafe fn ptrace(request: usize, tid: libc::pid_t, address: usize, data: usize) -> libc::c_long {
+pub(super) unsafe fn ptrace(request: usize, tid: libc::pid_t, address: usize, data: usize) -> libc::c_long {
     // SAFETY: as the caller states.
     unsafe { libc::syscall(libc::SYS_ptrace, request, tid as usize, address, data) }
 }

@@ -27,6 +27,7 @@ pub mod pulse;
 pub mod ready;
 pub mod root;
 pub mod sensors;
+pub mod stopped;
 pub mod target;
 pub mod target_state;
 pub mod tracefs;

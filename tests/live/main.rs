@@ -37,6 +37,7 @@ mod fixtures;
 mod flood;
 mod hexagon;
 mod inside;
+mod inside_after;
 mod inside_user;
 mod kill;
 mod layers;

@@ -16,6 +16,9 @@ use crate::capture::transport::ring_bytes;
 /// Name of the memory in the maps of a process.
 pub const NAME: &CStr = c"profinfer-inside";
 
+/// What the memory begins with when the process's code is as in its files again.
+pub const RESTORED: [u8; 8] = [0; 8];
+
 /// Rings of a process.
 pub fn shards() -> usize {
     let cpus = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
@@ -129,6 +132,11 @@ impl Area {
     /// The engines of the process, as bits; 0: nothing is recorded.
     pub fn admit(&self, engines: u32) {
         self.half(inside::ENGINES_OF_PROC).store(engines, Ordering::Release);
+    }
+
+    /// The process's code is as in its files again: others may probe it.
+    pub fn mark_restored(&self) {
+        self.write(0, &RESTORED);
     }
 
     /// From the next hit on, the structure of each graph is sent again.

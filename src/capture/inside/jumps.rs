@@ -23,11 +23,20 @@ struct Jump {
     site: inside::Site,
 }
 
+/// Bytes of a process's code that are not as in its file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Patch {
+    pub address: u64,
+    pub old: Vec<u8>,
+    pub new: Vec<u8>,
+}
+
 /// What became of them.
 pub struct Made {
     /// Of each function that has a jump now: its site and its address.
     pub sites: Vec<(usize, (usize, u64))>,
     pub free: Vec<usize>,
+    pub patches: Vec<Patch>,
     /// How many have none, and why the first of them has none.
     pub refused: Option<(usize, String)>,
 }
@@ -98,7 +107,7 @@ impl Jumps {
                 bad.push((page, e));
             }
         }
-        let mut sites = Vec::new();
+        let (mut sites, mut patches) = (Vec::new(), Vec::new());
         for jump in std::mem::take(&mut self.all) {
             let page = jump.slot & !(inside::ORDER_BYTES as u64 - 1);
             if let Some((_, e)) = bad.iter().find(|(p, _)| *p == page) {
@@ -107,23 +116,34 @@ impl Jumps {
             }
             // Before the jump: its function may run at once.
             area.site(jump.at, &jump.site);
-            match patch(&jump).map(|patch| caller.order(&patch, None)) {
-                Some(Ok(())) => sites.extend(jump.function.map(|f| (f, (jump.at, jump.entry)))),
-                Some(Err(e)) => self.refuse(format!("its code cannot be written: {e}")),
-                None => self.refuse("there is no free memory near them"),
+            let Some(patch) = patch(&jump) else {
+                self.refuse("there is no free memory near them");
+                continue;
+            };
+            match caller.order(&order(&patch), None) {
+                Ok(()) => {
+                    sites.extend(jump.function.map(|f| (f, (jump.at, jump.entry))));
+                    patches.push(patch);
+                }
+                Err(e) => self.refuse(format!("its code cannot be written: {e}")),
             }
         }
-        Made { sites, free: self.free, refused: self.why.map(|why| (self.refused, why)) }
+        Made { sites, free: self.free, patches, refused: self.why.map(|why| (self.refused, why)) }
     }
 }
 
-fn patch(jump: &Jump) -> Option<inside::Order> {
-    let bytes = jump.room.jump(jump.entry, jump.slot)?;
-    let mut patch = inside::Order::new(inside::PATCH);
-    (patch.address, patch.length) = (jump.entry + jump.room.at as u64, bytes.len() as u32);
-    patch.old.get_mut(..bytes.len())?.copy_from_slice(jump.room.old.get(..bytes.len())?);
-    patch.bytes.get_mut(..bytes.len())?.copy_from_slice(&bytes);
-    Some(patch)
+fn patch(jump: &Jump) -> Option<Patch> {
+    let new = jump.room.jump(jump.entry, jump.slot)?;
+    let old = jump.room.old.get(..new.len())?.to_vec();
+    Some(Patch { address: jump.entry + jump.room.at as u64, old, new })
+}
+
+fn order(patch: &Patch) -> inside::Order {
+    let mut order = inside::Order::new(inside::PATCH);
+    (order.address, order.length) = (patch.address, patch.new.len() as u32);
+    order.old.iter_mut().zip(&patch.old).for_each(|(to, from)| *to = *from);
+    order.bytes.iter_mut().zip(&patch.new).for_each(|(to, from)| *to = *from);
+    order
 }
 
 /// The free page nearest to an address, with a free page on both sides.

@@ -12,14 +12,16 @@ pub mod measure;
 pub mod moved;
 mod prober;
 pub mod refused;
+mod restore;
 pub mod scheduler;
 mod state;
 mod sums;
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ffi::OsString;
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -42,13 +44,19 @@ use prober::InsideProber;
 use scheduler::Scheduler;
 use state::{Process, State, lock};
 
-/// Whether a process is, or was, recorded so: some functions begin with jumps, of which the kernel knows nothing. A probe
+/// Whether a process is recorded so, or was and has its jumps still: the kernel knows nothing of them. A probe
 /// of the kernel there would run what the file has instead, and go on in the middle of the jump.
 pub fn is_recorded_inside(pid: u32) -> bool {
-    let area = |m: &Mapping| {
+    let area = |m: &&Mapping| {
         m.path.as_os_str().as_encoded_bytes().strip_prefix(b"/memfd:") == Some(area::NAME.to_bytes())
     };
-    maps::read(pid).unwrap_or_default().iter().any(area)
+    // What cannot be read may have jumps.
+    let restored = |m: &Mapping| {
+        let memory = File::open(format!("/proc/{pid}/mem"));
+        let mut mark = [0; 8];
+        memory.and_then(|memory| memory.read_exact_at(&mut mark, m.start)).is_ok() && mark == area::RESTORED
+    };
+    maps::read(pid).unwrap_or_default().iter().filter(area).any(|m| !restored(m))
 }
 
 /// The longest wait: nothing wakes the recorder when a ring fills.
@@ -156,6 +164,7 @@ impl Inside {
             ended: pidfd(pid),
             caller: Some(caller),
             sites: HashMap::new(),
+            patches: BTreeMap::new(),
             free: (0..inside::SITES).rev().collect(),
             follows: false,
             looked_at: None,
@@ -176,7 +185,7 @@ impl Inside {
         let mut state = lock(&self.state);
         let known = parent.and_then(|parent| state.processes.get(&parent));
         let Some(known) = known else { return false };
-        let (sites, free) = (known.sites.clone(), known.free.clone());
+        let (sites, free, patches) = (known.sites.clone(), known.free.clone(), known.patches.clone());
         let mut table = vec![0; inside::SITES * inside::SITE_BYTES];
         known.area.read_sites(&mut table);
         let pid = caller.pid;
@@ -192,6 +201,7 @@ impl Inside {
         if let Some(process) = lock(&self.state).processes.get_mut(&pid) {
             process.area.write(inside::SITES_AT, &table);
             (process.sites, process.free, process.follows) = (sites, free, true);
+            process.patches = patches;
         }
         true
     }
@@ -487,6 +497,7 @@ impl Source for Inside {
             process.area.admit(0);
             (0..inside::SITES).for_each(|site| process.area.disarm(site));
         }
+        lock(&self.state).restore();
     }
 
     fn finish(&mut self) {

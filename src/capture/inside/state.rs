@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use super::area::Area;
 use super::door::Caller;
-use super::jumps::Jumps;
+use super::jumps::{Jumps, Patch};
 use super::moved::{self, Room};
 use crate::capture::error::ProbeError;
 use crate::engine::elf::ElfMachine;
@@ -57,6 +57,8 @@ pub struct Process {
     pub caller: Option<Caller>,
     /// The functions that have a jump: their site, and their address.
     pub sites: HashMap<usize, (usize, u64)>,
+    /// Its code that was changed, by address; some of it may have been unloaded.
+    pub patches: BTreeMap<u64, Patch>,
     /// Sites that no function has.
     pub free: Vec<usize>,
     /// When an engine of it was last found; its jumps are written when its loader has told.
@@ -156,6 +158,7 @@ impl State {
             let _ = caller.order(&inside::Order::new(inside::FILL), None);
         }
         process.sites.extend(made.sites);
+        process.patches.extend(made.patches.into_iter().map(|patch| (patch.address, patch)));
         process.free = made.free;
         if let Some((number, why)) = made.refused {
             self.news.push(format!("process {pid}: {number} functions could not be probed: {why}"));
