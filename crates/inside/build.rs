@@ -49,6 +49,7 @@ fn main() {
     let library = out.join("libprofinfer-inside.so");
     let mut linker = linker();
     linker.args(["-shared", "--gc-sections", "--eh-frame-hdr", "--build-id=none", "-s", "-z", "now"]);
+    linker.args(["-z", "nodelete"]);
     linker.args(["-z", "noexecstack", "-soname", "libprofinfer-inside.so", "-o"]);
     run(linker.arg(&library).args(objects));
     let bytes = std::fs::read(&library).expect("the linker wrote it");

@@ -96,11 +96,12 @@ pub trait Source {
     /// Follows the recorded processes and their children, even if no engine is known yet. Done only once.
     fn start(&mut self) -> Result<(), RecordError>;
 
-    /// Variables that a command must be started with.
+    /// Variables that a command must be started with. `wrapped`: its engine is not known from its own files, and what is
+    /// in between may drop some.
     ///
     /// # Errors
     /// What they name cannot be made.
-    fn environment(&mut self) -> Result<Vec<(&'static str, OsString)>, RecordError> {
+    fn environment(&mut self, _wrapped: bool) -> Result<Vec<(&'static str, OsString)>, RecordError> {
         Ok(Vec::new())
     }
 

@@ -228,6 +228,27 @@ fn b11549() {
     real_engine("b11549", TODAY, FUSED);
 }
 
+/// By its own variable for backends, an engine loads the library where something has dropped the loader's.
+#[test]
+fn where_ld_preload_is_dropped() {
+    let _turn = live!(from inside);
+    for name in ["v0.5.0", "b8121"] {
+        let lib = match engine(name) {
+            Ok(path) => path,
+            Err(why) => skip!("{why}"),
+        };
+        let (driver, model) = (driver(), model("tiny", "q4_0"));
+        let paths = [&driver, &lib, &model].map(|path| path.to_str().expect("UTF-8").to_owned());
+        let [driver, lib, model] = paths.each_ref().map(String::as_str);
+        let engine =
+            ["env", "-u", "LD_PRELOAD", driver, "--engine", lib, "--model", model, "-p", "7", "-n", "4"];
+        let seen = record(&[&INSIDE[..], &["--"], &engine].concat()).seen();
+        seen.complete();
+        from_inside(&seen);
+        assert_eq!(seen.all.tokens.len(), 5, "{name}");
+    }
+}
+
 #[test]
 fn logits_are_the_same_bits() {
     let _turn = live!(from inside);

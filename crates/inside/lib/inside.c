@@ -504,6 +504,16 @@ static long full(void)
 	return -EAGAIN;
 }
 
+/*
+ * The second door: an engine that loads its backends while it runs loads the library that GGML_BACKEND_PATH names too, and
+ * asks it how well it suits this processor. Not at all: the engine leaves it alone, and nothing of the engine's interfaces,
+ * which change, is needed. The library stays loaded (-z nodelete).
+ */
+__attribute__((visibility("default"))) int ggml_backend_score(void)
+{
+	return 0;
+}
+
 __attribute__((constructor)) static void start(void)
 {
 	inside_sites = no_sites;

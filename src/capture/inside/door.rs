@@ -15,6 +15,8 @@ use rustix::net::{
 
 use crate::capture::skel;
 
+/// An engine's own variable for a backend that is not among its own (ggml-backend-reg.cpp).
+const BACKEND_PATH: &str = "GGML_BACKEND_PATH";
 /// A process answers an order at once, unless it is stopped.
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -68,10 +70,21 @@ impl Door {
         Ok(Door { socket, key, library: in_memory(&library).map_err(DoorError::Memory)? })
     }
 
-    /// The variable that makes a command's loader load the library, before those that it loads already.
+    fn path(&self) -> OsString {
+        format!("/proc/{}/fd/{}", std::process::id(), self.library.as_raw_fd()).into()
+    }
+
+    /// The variables that make a command's loader load the library, before those that it loads already; with `wrapped`,
+    /// an engine too to which the first does not come, as far as it loads backends while it runs.
+    pub fn variables(&self, wrapped: bool) -> Vec<(&'static str, OsString)> {
+        // One library only.
+        let second = wrapped && std::env::var_os(BACKEND_PATH).is_none();
+        let second = second.then(|| (BACKEND_PATH, self.path()));
+        std::iter::once(self.variable()).chain(second).collect()
+    }
+
     pub fn variable(&self) -> (&'static str, OsString) {
-        let mut value =
-            OsString::from(format!("/proc/{}/fd/{}", std::process::id(), self.library.as_raw_fd()));
+        let mut value = self.path();
         if let Some(others) = std::env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {
             value.push(":");
             value.push(others);
@@ -194,8 +207,11 @@ mod tests {
 
     #[test]
     fn what_is_loaded_before_stays() {
-        let (name, value) = Door::open().expect("a door").variable();
+        let door = Door::open().expect("a door");
+        let (name, value) = door.variable();
         let text = value.to_string_lossy().into_owned();
         assert!(name == "LD_PRELOAD" && text.starts_with("/proc/"), "{text}");
+        let names = |wrapped| door.variables(wrapped).into_iter().map(|(name, _)| name).collect::<Vec<_>>();
+        assert_eq!((names(false), names(true)), (vec![name], vec![name, BACKEND_PATH]));
     }
 }

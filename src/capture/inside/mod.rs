@@ -327,8 +327,8 @@ impl Source for Inside {
         Ok(())
     }
 
-    fn environment(&mut self) -> Result<Vec<(&'static str, OsString)>, RecordError> {
-        Ok(vec![self.door()?.variable()])
+    fn environment(&mut self, wrapped: bool) -> Result<Vec<(&'static str, OsString)>, RecordError> {
+        Ok(self.door()?.variables(wrapped))
     }
 
     fn engine(&mut self, reading: &Reading) -> Result<Box<dyn Prober>, RecordError> {
@@ -489,7 +489,8 @@ impl Source for Inside {
             scheduler.leave(recorded.into_iter());
         }
         if !self.began {
-            let why = "no process has loaded the recorder's library: its loader ignores LD_PRELOAD, or may not map it";
+            let why = "no process has loaded the recorder's library: something drops LD_PRELOAD, its loader ignores it, or \
+                       may not map the library";
             lock(&self.state).news.push(why.into());
         }
         for process in lock(&self.state).processes.values_mut() {

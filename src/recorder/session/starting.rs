@@ -51,13 +51,14 @@ impl Session {
         if inside && let Some(launch) = Launch::of_command(argv) {
             refused::check(&launch.program)?;
         }
-        layers.set.extend(self.source.environment()?);
+        let found = discover::of_command(argv);
+        let wrapped = !found.as_ref().is_ok_and(|engines| !engines.is_empty());
+        layers.set.extend(self.source.environment(wrapped)?);
         let user = self.options.user.clone();
         let held =
             target::hold(argv, self.options.streams, self.origin, user, &layers.set).map_err(failed)?;
         self.follow(held.pid);
         let (pid, called) = (held.pid, target::shown(argv.iter().map(|a| a.as_bytes())));
-        let found = discover::of_command(argv);
         // Nothing that it does could be recorded; it has not been started yet.
         if let Err(e @ DiscoverError::Elf(ElfError::Class32 { .. })) = found {
             return Err(e.into());
