@@ -95,7 +95,7 @@ struct ev_hdr {
  * encode), first word of guid = the context's memory (0: not known).
  * SCHED_*: a = scheduler, b = cgraph. SPLIT_*: a = backend, b = cgraph, guid.
  * GRAPH_ENTER: a = cgraph, b = uid (0: none). GRAPH_EXIT: a = end of thread 0's last op (0: not
- * seen).
+ * seen), threads = those that took part (0: not known), which may be fewer than planned.
  * WAIT: n = what it waits for, a = its start, h.ts its end, b = the object waited for; guid for a
  * backend.
  * NODE: b = an enum node_event.

@@ -259,6 +259,7 @@ int graph_exit(struct pt_regs *ctx)
 			count_last(ctx, id, thread_state, e.a, e.h.ts);
 		thread_state->in_graph = 0;
 		thread_state->tensor = 0;
+		e.threads = thread_state->nth;
 	}
 	send(ctx, &e.h, sizeof(e));
 	return 0;
@@ -275,17 +276,18 @@ int graph_exit(struct pt_regs *ctx)
 static __always_inline bool worker(struct thread_state *thread_state, __u64 params, __u16 engine, __u64 *pool)
 {
 	__u64 graph = graphs_entered | (__u64)engine << 48;
-	__u32 ith = 0;
+	__u32 which[2] = {}; /* ith, then nth, in all releases */
 
 	*pool = thread_state->pool;
 	if (thread_state->params == params && thread_state->epoch == graph)
 		return true;
-	if (!get(&ith, 4, params + k.ith_off))
+	if (!get(which, sizeof(which), params + k.ith_off))
 		return false;
 	*pool = 0;
 	if (k.pool_off)
 		get(pool, 8, params + k.pool_off);
-	thread_state->ith = ith;
+	thread_state->ith = which[0];
+	thread_state->nth = which[1];
 	thread_state->epoch = graph;
 	thread_state->params = graphs_entered ? params : 0;
 	return true;

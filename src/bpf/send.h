@@ -57,7 +57,8 @@ struct thread_state {
 	__u64 loop_ra; /* its process's, 0: unknown here */
 	__u64 ids;     /* thread 0: expert ids last sent in this graph */
 	__u32 tgid;
-	__u32 hits;
+	__u16 hits;
+	__u16 nth; /* threads of its graph, by `params`; 0: not known */
 	__u16 ith;
 	__u8 in_graph; /* thread 0: between entry and return of ggml_graph_compute */
 	__u8 describe; /* thread 0: this graph may have changed, read its tensors */

@@ -538,6 +538,7 @@ impl<W: Write> Drain<W> {
             computing.end(e.h.tgid, e.h.tid);
         }
         let Some(i) = self.graphs.by_caller(e.h.tid) else { return Ok(()) };
+        self.graphs.took_part(i, e.threads);
         if let Some(shown) = self.shown(e.h.engine) {
             shown.returns[CPU_GRAPH] += 1;
         }

@@ -162,6 +162,14 @@ impl OpenGraphs {
         self.open[i].s.start
     }
 
+    /// How many threads computed graph `i`, 0 if that is not known: fewer than planned where OpenMP, or the engine's pool,
+    /// had no more.
+    pub fn took_part(&mut self, i: usize, threads: u32) {
+        if threads > 0 {
+            self.open[i].s.threads = threads;
+        }
+    }
+
     /// A graph begins. False: too many are open.
     pub fn begin(&mut self, s: GraphStart) -> bool {
         let Some(g) = self.open.iter_mut().find(|g| !g.used) else { return false };

@@ -16,6 +16,7 @@ pub enum FetchArg {
     Threads,
     Nodes,
     Ith,
+    Nth,
     Pool,
     Tensor,
     Tensor2,
@@ -45,6 +46,7 @@ impl FetchArg {
             FetchArg::Threads => "threads",
             FetchArg::Nodes => "nodes",
             FetchArg::Ith => "ith",
+            FetchArg::Nth => "nth",
             FetchArg::Pool => "pool",
             FetchArg::Tensor => "tensor",
             FetchArg::Tensor2 => "tensor2",
@@ -129,7 +131,11 @@ fn fetches(prog: Prog, l: &Layout, structure: bool) -> Vec<Fetch> {
             all
         }
         Prog::Op | Prog::Fused => {
-            let mut all = vec![memory(FetchArg::Ith, l.ith_off, a, "u32"), register(FetchArg::Tensor, b)];
+            let mut all = vec![
+                memory(FetchArg::Ith, l.ith_off, a, "u32"),
+                memory(FetchArg::Nth, l.nth_off, a, "u32"),
+                register(FetchArg::Tensor, b),
+            ];
             all.extend(l.pool_off.map(|off| memory(FetchArg::Pool, off, a, "u64")));
             if prog == Prog::Fused {
                 all.push(register(FetchArg::Tensor2, c));

@@ -27,6 +27,8 @@ struct ThreadState {
     end: u64,
     last_ra: u64,
     last_ts: u64,
+    /// Threads of its graph, 0: not known.
+    nth: u32,
     in_graph: bool,
 }
 
@@ -259,6 +261,7 @@ impl Replay {
                 e.a = thread_state.end;
             }
             (thread_state.in_graph, thread_state.tensor) = (false, 0);
+            e.threads = thread_state.nth;
         }
         if self.structure {
             self.graphs.end(&e.h, &mut self.out);
@@ -290,6 +293,7 @@ impl Replay {
         }
         (thread_state.pool, thread_state.tensor, thread_state.start, thread_state.end) =
             (e.pool, e.tensor, s.at, 0);
+        thread_state.nth = m.places.u32(s.raw, FetchArg::Nth).unwrap_or(0);
         self.keep(s.tid, thread_state);
         if self.structure && thread_state.in_graph {
             let first = [FetchArg::Op, FetchArg::Type, FetchArg::Ne, FetchArg::Name];
