@@ -186,9 +186,16 @@ pub struct DiscoveredEngine {
     pub modules: Vec<EngineModule>,
     pub tables: Tables,
     pub layout: Layout,
+    /// Why the tables or the layout of tensors could not be read: then only calls and graphs are observed.
+    pub unread: Option<String>,
 }
 
 impl DiscoveredEngine {
+    /// The offsets that are used, or why they are not known.
+    pub fn layout_told(&self) -> String {
+        self.unread.as_ref().map_or_else(|| self.layout.to_string(), |why| format!("not known: {why}"))
+    }
+
     /// Paths of the modules with a role, for messages.
     pub fn paths(&self, role: impl Fn(&Roles) -> bool) -> Vec<&Path> {
         self.modules.iter().filter(|m| role(&m.roles)).map(|m| m.path_in_target.as_path()).collect()
@@ -216,6 +223,11 @@ pub enum DiscoverError {
          give the directory or process that has all of them"
     )]
     NoBase { target: String, found: String },
+    #[error(
+        "{path} has a GGML that is too old (of 2023, without ggml_op_name): its ops and graphs cannot be read; use a \
+         release of llama.cpp since October 2023"
+    )]
+    TooOld { path: String },
     #[error(
         "process {pid} cannot be inspected: {source}; check that it is running and that you are root or \
          its owner"
@@ -258,6 +270,10 @@ struct Collector {
     /// Directories already searched.
     places: HashSet<FileId>,
     modules: Vec<EngineModule>,
+    /// The files are now those that are only next to the target.
+    beside: bool,
+    /// The target is a program or a library: another program next to it is no part of its engine.
+    is_elf: bool,
     looked: usize,
     /// Libraries that are needed and were not found.
     missing: Vec<String>,
@@ -274,8 +290,13 @@ impl Collector {
         self.looked += 1;
         let file = Arc::new(file);
         let elf = ElfFile::of(file.clone(), shown.clone(), self.budget.clone())?;
+        if self.beside && self.is_elf && elf.is_program {
+            return Ok(false);
+        }
         let module = EngineModule::new(elf, in_target.to_owned(), host.to_owned(), id);
-        if !module.roles.any() {
+        // Packages that cannot hold links have a copy for each name of a library.
+        let same = |m: &EngineModule| !m.build_id.is_empty() && m.build_id == module.build_id;
+        if !module.roles.any() || self.beside && self.modules.iter().any(same) {
             return Ok(false);
         }
         if !self.budget.module(&shown) {
@@ -470,7 +491,9 @@ fn look(launch: &Launch) -> Result<(Vec<DiscoveredEngine>, Vec<PathBuf>), Discov
     };
     let mut files = search::files(launch, read, &budget);
     all.missing = files.missing;
-    for path in &files.found {
+    all.is_elf = main.elf.is_some();
+    for (i, path) in files.found.iter().enumerate() {
+        all.beside = i >= files.opened;
         // The program itself has been checked.
         drop(all.look_path(path));
         all.within_budget()?;
@@ -541,9 +564,19 @@ fn group(modules: Vec<EngineModule>, target: &str) -> Result<Vec<DiscoveredEngin
     let (runtimes, others): (Vec<EngineModule>, Vec<EngineModule>) =
         others.into_iter().partition(|m| m.roles.is_runtime());
     if bases.is_empty() {
+        // Backends came in October 2023.
+        let is_old = |m: &&EngineModule| {
+            matches!(m.elf.find(["ggml_nbytes", "ggml_backend_graph_compute"]), [Some(_), None])
+        };
+        if let Some(old) = others.iter().find(is_old).filter(|m| !m.roles.llama) {
+            return Err(DiscoverError::TooOld { path: old.path_in_target.display().to_string() });
+        }
         let found =
             others.iter().map(|m| m.path_in_target.display().to_string()).collect::<Vec<_>>().join(", ");
-        return Err(DiscoverError::NoBase { target: target.to_owned(), found });
+        let why = DiscoverError::NoBase { target: target.to_owned(), found };
+        // One file with calls and graphs was linked with its base, whose functions were inlined or left out.
+        let (whole, _) = others.into_iter().partition(|m| m.roles.llama && m.roles.cpu);
+        return of_calls(whole, why).map(|engine| vec![engine]);
     }
     let mut groups: Vec<Vec<EngineModule>> = bases.into_iter().map(|b| vec![b]).collect();
     for module in others {
@@ -599,6 +632,16 @@ fn fit(module: &EngineModule, base: &EngineModule) -> u8 {
 }
 
 fn engine(mut modules: Vec<EngineModule>) -> Result<DiscoveredEngine, DiscoverError> {
+    match structure(&mut modules) {
+        Ok((machine, tables, layout)) => {
+            Ok(DiscoveredEngine { machine, tables, layout, modules, unread: None })
+        }
+        Err(why) => of_calls(modules, why),
+    }
+}
+
+/// What is read from the base, the first of the modules.
+fn structure(modules: &mut [EngineModule]) -> Result<(ElfMachine, Tables, Layout), DiscoverError> {
     let no_base = || DiscoverError::NoBase { target: String::new(), found: String::new() };
     let base = modules.first_mut().ok_or_else(no_base)?;
     let tables = Tables::read(&mut base.elf)?;
@@ -607,6 +650,19 @@ fn engine(mut modules: Vec<EngineModule>) -> Result<DiscoveredEngine, DiscoverEr
     let named = modules.iter().filter(|m| m.roles.has_names());
     let has = |name: &str| named.clone().any(|m| m.elf.find([name]).iter().flatten().any(|s| s.function));
     tables.check(base.elf.path(), &layout::op_numbers(&base.elf))?;
-    let layout = Layout::read(&base.elf, &has)?;
-    Ok(DiscoveredEngine { machine: base.elf.machine, tables, layout, modules })
+    Ok((base.elf.machine, tables, Layout::read(&base.elf, &has)?))
+}
+
+/// An engine whose tensors cannot be read, for this reason; its calls can, if it has any.
+fn of_calls(modules: Vec<EngineModule>, why: DiscoverError) -> Result<DiscoveredEngine, DiscoverError> {
+    match modules.iter().find(|m| m.roles.llama).map(|m| m.elf.machine) {
+        Some(machine) => Ok(DiscoveredEngine {
+            machine,
+            modules,
+            tables: Tables::default(),
+            layout: Layout::of_graphs(),
+            unread: Some(why.to_string()),
+        }),
+        None => Err(why),
+    }
 }

@@ -130,6 +130,8 @@ pub struct ElfFile {
     pub runpath: Vec<String>,
     /// Has a dynamic section; without one the file is statically linked.
     pub is_dynamic: bool,
+    /// A program, not a library: it names a loader, or has final addresses.
+    pub is_program: bool,
     /// Addresses are final (`ET_EXEC`): pointers in the data need no relocations.
     pub fixed: bool,
 }
@@ -192,6 +194,7 @@ impl ElfFile {
             soname: None,
             runpath: Vec::new(),
             is_dynamic: parts.dynamic.is_some(),
+            is_program: parts.interpreter || head.e_type.get(LE) == ET_EXEC,
             fixed: head.e_type.get(LE) == ET_EXEC,
             pages,
             path,

@@ -180,7 +180,7 @@ fn facts(e: &DiscoveredEngine) -> ExaminedEngine {
             glu: e.tables.glu.len(),
             types: e.tables.types.len(),
         },
-        layout: e.layout.to_string(),
+        layout: e.layout_told(),
         // From the outside in, the natural order for people.
         roles: Role::ALL
             .iter()
@@ -245,7 +245,10 @@ fn limits(e: &DiscoveredEngine, ladder: &Ladder) -> Vec<Limitation> {
         let advice = format!("record on an {} machine", e.machine.name());
         out.push(Limitation { of_machine: true, ..Limitation::new(true, &what, &advice) });
     }
-    if ladder.cpu_graph.is_empty() {
+    if let Some(why) = &e.unread {
+        let level = if ladder.graph.is_empty() { "token" } else { "graph" };
+        out.push(Limitation::new(true, &format!("single ops: {why}"), &format!("--level {level} works")));
+    } else if ladder.cpu_graph.is_empty() {
         out.push(Limitation::new(
             true,
             "graphs on the CPU: no file has ggml_graph_compute",

@@ -254,7 +254,7 @@ impl Ladder {
         let devices = engine.modules.iter().any(|m| m.roles.drives);
         let wait = rung("ggml_backend_synchronize", &waits.iter().collect::<Vec<_>>(), &all);
         let barrier = rung("ggml_barrier", &[&BARRIER], &cpu);
-        Ladder {
+        let ladder = Ladder {
             token: rung("llama_process/llama_decode/llama_encode", &tokens, &all).into_iter().collect(),
             graph: rung("ggml_backend_sched_graph_compute_async", &[&GRAPH], &all).into_iter().collect(),
             split: rung("ggml_backend_graph_compute_async", &[&SPLIT], &all)
@@ -276,6 +276,16 @@ impl Ladder {
             phase: rung("llama.h", &phases.iter().collect::<Vec<_>>(), &all).into_iter().collect(),
             op_end: if ops.is_empty() { Vec::new() } else { barrier.into_iter().chain([interval]).collect() },
             op: ops,
+        };
+        if engine.unread.is_some() { ladder.of_calls() } else { ladder }
+    }
+
+    /// Without what reads tensors. Graphs are as in [`Layout::of_graphs`] if they are given to a scheduler as since then.
+    fn of_calls(self) -> Ladder {
+        let calls = Ladder { op: Vec::new(), op_end: Vec::new(), node: Vec::new(), ..self };
+        match calls.graph.is_empty() {
+            true => Ladder { split: Vec::new(), cpu_graph: Vec::new(), ..calls },
+            false => calls,
         }
     }
 }

@@ -2,7 +2,8 @@
 //! against the layouts that GGML has had.
 //!
 //! The accessors (`ggml_get_name`, `ggml_get_data`, ...) have two or three instructions each, and the offset is in
-//! one of them. A tensor's name and data offsets and its size together identify one era; the era gives the rest.
+//! one of them. A tensor's name and data offsets and its size identify one era; the era gives the rest. Where a linker
+//! has left out some of these functions, the others are enough if only one era agrees with all that is there.
 
 use std::fmt;
 
@@ -53,18 +54,50 @@ pub struct Layout {
 #[derive(Debug, thiserror::Error)]
 pub enum LayoutError {
     #[error(
-        "{path} has GGML, but not its function {symbol} (unused functions were left out when it was linked): the layout \
-         of its tensors cannot be read; use a build of GGML as shared libraries, or one linked without --gc-sections"
+        "{path}: the layout of its tensors is not known: none of {symbols} shows it (unused functions are left out, and \
+         small ones inlined, when a program is linked); use a build of GGML as shared libraries, or one linked without \
+         --gc-sections and -flto (Rust: RUSTFLAGS=\"-C link-dead-code\")"
     )]
-    NoAccessor { path: String, symbol: String },
+    NoAccessor { path: String, symbols: String },
     #[error(
-        "{path}: the code of {symbol} is not recognized; the tensor layout of this GGML cannot be determined"
+        "{path}: no known GGML layout has {found}; it is from before October 2023, or a fork with other structs"
     )]
-    Undecoded { path: String, symbol: String },
-    #[error("{path}: no known GGML layout has name at {name}, data at {data} and a tensor of {size} bytes")]
-    UnknownEra { path: String, name: u32, data: u32, size: u32 },
+    UnknownEra { path: String, found: Accessors },
     #[error("{path}: check of {field} failed: the code of {symbol} says {got}, this layout has {want}")]
     Contradiction { path: String, field: &'static str, symbol: &'static str, got: i64, want: u32 },
+}
+
+/// What the accessors say of a tensor, bytes; None: the accessor was left out, or its code is not recognized.
+#[derive(Debug, Clone, Copy)]
+pub struct Accessors {
+    name: Option<u32>,
+    data: Option<u32>,
+    size: Option<u32>,
+}
+
+impl Accessors {
+    fn read(code: &CodeReader) -> Accessors {
+        let size = code.offset("ggml_tensor_overhead", immediate);
+        Accessors {
+            name: code.offset("ggml_get_name", lea),
+            data: code.offset("ggml_get_data", load),
+            size: size.map(|size| size.saturating_sub(OBJECT_SIZE)),
+        }
+    }
+
+    fn fit(&self, e: &Era) -> bool {
+        self.name.is_none_or(|name| name == e.name)
+            && self.data.is_none_or(|data| data == e.data)
+            && self.size.is_none_or(|size| e.name_room(size).is_some())
+    }
+}
+
+impl fmt::Display for Accessors {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        let known = [("name at", self.name), ("data at", self.data), ("a tensor of", self.size)];
+        let known = known.iter().filter_map(|(what, bytes)| Some(format!("{what} {}", (*bytes)?)));
+        write!(f, "{} (bytes)", known.collect::<Vec<_>>().join(", "))
+    }
 }
 
 /// One layout of `ggml_tensor` with 64-byte names, from the debug information of 371 commits of GGML.
@@ -116,6 +149,10 @@ const ERAS: [Era; 6] = [
     era(336, 16, (152, 10), 232, 248, 0, Some(148)),
 ];
 
+/// The newest, and a function that no other has (since 2024-12-07).
+const NEWEST: &Era = &ERAS[ERAS.len() - 1];
+const OF_NEWEST: &str = "ggml_cpu_extra_compute_forward";
+
 /// Length of a name upstream. Some builds use another one (llama.node 80, koboldcpp 128, stable-diffusion.cpp 160),
 /// which shows in the size of a tensor.
 const NAME_LEN: u32 = 64;
@@ -154,35 +191,40 @@ impl Layout {
     /// function of this name: some fields were added together with functions.
     pub fn read(base: &ElfFile, exports: &dyn Fn(&str) -> bool) -> Result<Layout, LayoutError> {
         let code = CodeReader { elf: base };
-        let name = code.need("ggml_get_name", lea)?;
-        let data = code.need("ggml_get_data", load)?;
-        let overhead = code.need("ggml_tensor_overhead", immediate)?;
-        let size = overhead.saturating_sub(OBJECT_SIZE);
-        let fits = |e: &&Era| e.name == name && e.data == data && e.name_room(size).is_some();
-        let usual = |e: &&Era| e.size == size;
+        let found = Accessors::read(&code);
+        let usual = |e: &&Era| found.size.is_none_or(|size| size == e.size);
+        let fits = |e: &&Era| found.fit(e);
         // Two eras have the name at the same offset, and if names may have any length, the tensor's size does not
         // distinguish them; the other fields do. If the code shows none of these, names are more likely as long as
         // upstream's.
         let eras =
             ERAS.iter().filter(|e| fits(e) && usual(e)).chain(ERAS.iter().filter(|e| fits(e) && !usual(e)));
-        let mut refused = None;
-        let known = eras.map(|e| (e, code.agrees(e))).find_map(|(e, agrees)| match agrees {
-            Ok(()) => Some(e),
-            Err(why) => {
-                refused.get_or_insert(why);
-                None
+        let (mut refused, mut known) = (None, Vec::new());
+        for era in eras {
+            match code.agrees(era, exports) {
+                Ok(()) => known.push(era),
+                Err(why) => drop(refused.get_or_insert(why)),
             }
-        });
-        let Some(era) = known else {
-            let unknown = LayoutError::UnknownEra { path: base.path().to_owned(), name, data, size };
-            return Err(refused.unwrap_or(unknown));
+        }
+        let path = || base.path().to_owned();
+        let Some(&era) = known.first() else {
+            return Err(refused.unwrap_or(LayoutError::UnknownEra { path: path(), found }));
         };
-        let has_guid = code.read("ggml_backend_guid", load) == Some(0);
+        // The size of a tensor alone, or the offset of its name, may be that of two.
+        let shown = [found.size, found.name.or(found.data)].iter().flatten().count();
+        let another = known.iter().any(|other| usual(other) && !std::ptr::eq(*other, era));
+        if shown == 0 || shown == 1 && another {
+            let symbols = NAMES.iter().take(3).map(|name| base.name_of(name)).collect::<Vec<_>>().join(", ");
+            return Err(LayoutError::NoAccessor { path: path(), symbols });
+        }
+        let size = found.size.unwrap_or(era.size);
+        let newest = std::ptr::eq(era, NEWEST);
+        let has_guid = newest || code.read("ggml_backend_guid", load) == Some(0);
         let dispatch = code.read("ggml_backend_graph_compute_async", indirect);
         let dispatch = dispatch.and_then(|v| u32::try_from(v).ok()).filter(|v| GRAPH_COMPUTE.contains(v));
         let later = LaterFields {
-            // The pool was added to the params together with its constructor.
-            pool: (era.ith == 0 && exports("ggml_threadpool_new")).then_some(24),
+            // The pool was added to the params together with its constructor, before the newest era.
+            pool: (newest || era.ith == 0 && exports("ggml_threadpool_new")).then_some(24),
             // The field was added to the graph together with the function that numbers graphs.
             uid: (era.data == 248 && exports("ggml_graph_next_uid")).then_some(88),
             guid: has_guid.then_some(0),
@@ -191,13 +233,19 @@ impl Layout {
         Ok(Layout::of(era, size, later))
     }
 
+    /// For an engine of which only calls and graphs are observed: what these have in common since the function that takes
+    /// a graph for the scheduler (2024-03).
+    pub fn of_graphs() -> Layout {
+        let later = LaterFields { pool: None, uid: None, guid: Some(0), graph_compute: None };
+        Layout::of(NEWEST, NEWEST.size, later)
+    }
+
     /// The layout of the newest known release, for trials without a target.
     pub fn latest() -> Layout {
-        let [.., newest] = &ERAS;
         let [.., graph_compute] = GRAPH_COMPUTE;
         let later =
             LaterFields { pool: Some(24), uid: Some(88), guid: Some(0), graph_compute: Some(graph_compute) };
-        Layout::of(newest, newest.size, later)
+        Layout::of(NEWEST, NEWEST.size, later)
     }
 
     fn of(era: &Era, size: u32, later: LaterFields) -> Layout {
@@ -328,22 +376,21 @@ struct CodeReader<'a> {
 }
 
 impl CodeReader<'_> {
-    /// The offset in an accessor, or why the layout cannot be read.
-    fn need(&self, symbol: &'static str, pick: AccessPicker) -> Result<u32, LayoutError> {
-        let (path, name) = (|| self.elf.path().to_owned(), || self.elf.name_of(symbol).into_owned());
-        let Some(accesses) = self.accesses(symbol) else {
-            return Err(LayoutError::NoAccessor { path: path(), symbol: name() });
-        };
-        let offset = pick(&accesses).and_then(|v| u32::try_from(v).ok()).filter(|v| *v < 4096);
-        offset.ok_or_else(|| LayoutError::Undecoded { path: path(), symbol: name() })
+    /// A plausible offset in an accessor.
+    fn offset(&self, symbol: &'static str, pick: AccessPicker) -> Option<u32> {
+        self.read(symbol, pick).and_then(|v| u32::try_from(v).ok()).filter(|v| *v < 4096)
     }
 
     fn read(&self, symbol: &'static str, pick: AccessPicker) -> Option<i64> {
         self.accesses(symbol).and_then(|a| pick(&a))
     }
 
-    /// Whether the fields in other accessors have the offsets of this era.
-    fn agrees(&self, era: &Era) -> Result<(), LayoutError> {
+    /// Whether the fields in other accessors have the offsets of this era, and functions that came with a later one are
+    /// missing.
+    fn agrees(&self, era: &Era, exports: &dyn Fn(&str) -> bool) -> Result<(), LayoutError> {
+        if exports(OF_NEWEST) {
+            self.expect("data", OF_NEWEST, Some(NEWEST.data.into()), era.data)?;
+        }
         self.check("ne", "ggml_nelements", least_load, era.ne)?;
         self.check("op", "ggml_get_unary_op", compare, era.op)?;
         self.check("op_params", "ggml_get_unary_op", second_load, era.op + 4)?;
@@ -360,7 +407,17 @@ impl CodeReader<'_> {
         pick: AccessPicker,
         want: u32,
     ) -> Result<(), LayoutError> {
-        match self.read(symbol, pick) {
+        self.expect(field, symbol, self.read(symbol, pick), want)
+    }
+
+    fn expect(
+        &self,
+        field: &'static str,
+        symbol: &'static str,
+        got: Option<i64>,
+        want: u32,
+    ) -> Result<(), LayoutError> {
+        match got {
             Some(got) if got != i64::from(want) => {
                 let path = self.elf.path().to_owned();
                 Err(LayoutError::Contradiction { path, field, symbol, got, want })

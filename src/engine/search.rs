@@ -90,6 +90,9 @@ const DEFAULT_DIRS: [&str; 10] = [
 /// What the names of GGML's own libraries begin with.
 const GGML: &str = "libggml";
 
+/// Names of directories in which packages of different projects put libraries of Python, side by side.
+const PACKAGES: [&str; 2] = ["site-packages", "dist-packages"];
+
 /// Directories whose other files do not belong to the program; they hold thousands.
 const SHARED_DIRS: [&str; 12] = [
     "/bin",
@@ -152,7 +155,8 @@ pub fn files(launch: &Launch, open: impl Fn(&Path) -> Option<ElfFile>, budget: &
         if has_backends && known.insert(place.clone()) {
             dirs.extend(backend_dirs(&place, budget));
         }
-        if !is_shared(&origin) {
+        let of_packages = origin.file_name().is_some_and(|name| PACKAGES.iter().any(|other| name == *other));
+        if !is_shared(&origin) && !of_packages {
             dirs.insert(place);
         }
         order.push(path);

@@ -198,23 +198,37 @@ fn pair(text: &[u8]) -> Option<usize> {
     text.last_chunk::<2>().map(|b| usize::from(u16::from_le_bytes(*b)))
 }
 
+/// What GCC puts behind the name of a function that link-time optimisation made local; a number follows. Other endings
+/// (`.isra.0`, `.constprop.0`, `.part.0`, `.cold`) are functions with other arguments, or parts of one.
+const PRIVATE: &[u8] = b".lto_priv.";
+/// Most digits of that number.
+const MAX_DIGITS: usize = 6;
+
+/// The name without that ending.
+fn without_private(text: &[u8]) -> &[u8] {
+    let digits = text.iter().rev().take(MAX_DIGITS).take_while(|b| b.is_ascii_digit()).count();
+    let name = text.get(..text.len() - digits).and_then(|name| name.strip_suffix(PRIVATE));
+    name.filter(|_| digits > 0).unwrap_or(text)
+}
+
 /// Positions of the names in a table of strings, ascending, each with the name's index. And whether some of them
 /// are the end of a longer string.
 fn places(pages: &Pages, strs: (u64, u64), names: &[&str]) -> (Vec<(u32, usize)>, bool) {
     let tails = Tails::of(names);
     let (mut places, mut longer) = (Vec::<(u32, usize)>::new(), false);
     let strs = (strs.0, strs.1.min(MAX_STRINGS));
-    pages.pieces(strs, 1, tails.longest + 1, &mut |at, bytes| {
+    pages.pieces(strs, 1, tails.longest + PRIVATE.len() + MAX_DIGITS + 1, &mut |at, bytes| {
         let mut from = 0;
         while let Some(rest) = bytes.get(from..)
             && let Ok(text) = CStr::from_bytes_until_nul(rest)
         {
-            let end = from + text.count_bytes();
-            for (name, len) in tails.of_text(text.to_bytes()).map(|(name, text)| (*name, text.len())) {
-                longer |= text.count_bytes() > len;
+            let plain = without_private(text.to_bytes());
+            let end = from + plain.len();
+            for (name, len) in tails.of_text(plain).map(|(name, text)| (*name, text.len())) {
+                longer |= plain.len() > len;
                 places.extend(u32::try_from(at + (end - len) as u64).ok().map(|place| (place, name)));
             }
-            from = end + 1;
+            from += text.count_bytes() + 1;
         }
         places.len() < MAX_PLACES
     });
@@ -267,6 +281,21 @@ mod tests {
         for pad in (192 * 1024 - 20..192 * 1024 + 20).chain([2 * 192 * 1024 - 7]) {
             let strings = [&vec![b'x'; pad][..], b"\0", name.as_bytes(), b"\0"].concat();
             assert_eq!(found(&strings, &[pad as u32 + 1], &[name]), [(0, pad as u64 + 1)], "{pad}");
+        }
+    }
+
+    #[test]
+    fn names_that_the_linker_made_local_are_found() {
+        let found = |text: &str| {
+            let (pages, table) = file(format!("\0{text}\0").as_bytes(), &[1]);
+            let mut out = Vec::new();
+            find(&pages, table, &["ggml_barrier", "ggml_op_name"], &mut |name, _| out.push(name));
+            out
+        };
+        assert_eq!(found("ggml_barrier.lto_priv.0"), [0]);
+        assert_eq!(found("ggml_op_name.lto_priv.1234"), [1]);
+        for other in ["isra.0", "constprop.0", "part.0", "cold", "lto_priv.", "lto_priv.1234567"] {
+            assert_eq!(found(&format!("ggml_barrier.{other}")), [0; 0], "{other}");
         }
     }
 

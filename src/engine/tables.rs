@@ -3,7 +3,7 @@
 //!
 //! They are not exported, but each table is a run of pointers that the loader relocates: the ops begin with "NONE",
 //! "DUP", the unary ops with "ABS", "SGN", the gated ones with "REGLU", "GEGLU". The type traits are records of 72,
-//! 120, 64 or 56 bytes (by release) whose first field is the name, "f32" before "f16".
+//! 120, 64 or 56 bytes by release, 128 in ik_llama.cpp, whose first field is the name, "f32" before "f16".
 
 use crate::engine::elf::ElfFile;
 
@@ -201,8 +201,8 @@ fn run_of_names(elf: &ElfFile, start: u64, stop: &[&str]) -> Vec<String> {
     out
 }
 
-/// Record sizes of `ggml_type_traits` and the offset of `type_size`, by release (newest first).
-const TRAIT_LAYOUTS: [(u64, u64); 4] = [(56, 24), (64, 24), (120, 24), (72, 16)];
+/// Record sizes of `ggml_type_traits` and the offset of `type_size`, by release (newest first), then of ik_llama.cpp.
+const TRAIT_LAYOUTS: [(u64, u64); 5] = [(56, 24), (64, 24), (120, 24), (72, 16), (128, 24)];
 
 impl Starts<'_> {
     fn types(&self) -> Result<Vec<TypeTrait>, TablesError> {

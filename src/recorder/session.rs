@@ -373,6 +373,9 @@ impl Session {
         watch: &mut dyn SessionObserver,
     ) -> Result<(), RecordError> {
         let id = self.engines.len() as u16;
+        if let Some(why) = engine.unread.as_ref().filter(|_| self.detail >= Detail::Op) {
+            watch.tell(&format!("ops are not recorded: {why}"));
+        }
         self.add_layers(&mut engine, watch);
         let mut reading = Reading::new(id, engine.layout.clone(), &engine.tables);
         let described = self.options.capture.gpu >= GpuDetail::Split;

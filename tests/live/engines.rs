@@ -102,12 +102,14 @@ pub fn agrees(
     assert!(!backends.is_empty() && backends.iter().all(|b| *b == "CPU"), "splits on {backends:?}");
 }
 
+/// Calls the `main` of a library with the arguments, of which it is the first.
+pub const IN_PYTHON: &str = "import ctypes, sys\n\
+    args = [a.encode() for a in sys.argv[1:]]\n\
+    sys.exit(ctypes.CDLL(sys.argv[1]).main(len(args), (ctypes.c_char_p * (len(args) + 1))(*args)))";
+
 /// A Python interpreter that opens the engine itself, started by the recorder: the first call is recorded, on the
 /// CPU variant that the engine selects.
 fn in_python(name: &str, habits: Habits, op: &str) {
-    const HOST: &str = "import ctypes, sys\n\
-        args = [a.encode() for a in sys.argv[1:]]\n\
-        sys.exit(ctypes.CDLL(sys.argv[1]).main(len(args), (ctypes.c_char_p * (len(args) + 1))(*args)))";
     let _turn = live!(beside others);
     let lib = match engine(name) {
         Ok(path) => path,
@@ -120,7 +122,7 @@ fn in_python(name: &str, habits: Habits, op: &str) {
     let dumped = path(&dump);
     let engine = ["--engine", &lib, "--model", &model, "--dump", &dumped, "-p", "7", "-n", "4", "-t", "2"];
     for _ in 0..starts() {
-        let run = record(&[&["--", "python3", "-c", HOST, &host][..], &engine].concat());
+        let run = record(&[&["--", "python3", "-c", IN_PYTHON, &host][..], &engine].concat());
         let seen = run.seen();
         let pid = seen.all.tokens.first().expect("a call").pid;
         agrees(&seen, pid, &dump, (2, 4), habits, op);

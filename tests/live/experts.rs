@@ -23,7 +23,7 @@ const PREFILL: usize = 64;
 const DECODES: usize = 8;
 
 /// Name of a tensor of ids, and one row per token.
-type Chosen = (String, Vec<Vec<i64>>);
+pub type Chosen = (String, Vec<Vec<i64>>);
 
 fn ids(e: &Experts<'_>) -> Vec<Vec<i64>> {
     let all: Vec<i64> = expert_ids(e).collect();
@@ -31,7 +31,7 @@ fn ids(e: &Experts<'_>) -> Vec<Vec<i64>> {
 }
 
 /// From a trace, in the order of its graphs; each tensor of ids is complete, once per graph.
-fn traced(seen: &Seen) -> Vec<Chosen> {
+pub fn traced(seen: &Seen) -> Vec<Chosen> {
     let mut all: Vec<&Experts<'_>> = seen.all.causes.experts.iter().collect();
     // A stable sort: those of one graph stay in order of arrival.
     all.sort_by_key(|e| e.graph);

@@ -334,6 +334,57 @@ variants! {
     static_pie: "static-pie", OP_FUSED, "backend vtable", "interval";
 }
 
+/// Functions that nobody calls were left out, or were made local under another name.
+#[test]
+fn linked_programs_say_the_same() {
+    let _turn = live!(beside others);
+    for name in ["linked", "lto"] {
+        let program = fixture!(name);
+        for source in ["bpf", "inside"] {
+            println!("{name} {source}");
+            agrees(&program, &["--source", source], &["-n", "12", "--moe", "-t", "3"]);
+        }
+    }
+}
+
+/// Nothing shows the layout of tensors: calls and graphs are recorded, and why no ops are is told.
+#[test]
+fn a_layout_that_nothing_shows_leaves_graphs() {
+    let _turn = live!(beside others);
+    let program = fixture!("linked-bare");
+    let program = program.to_str().expect("UTF-8");
+    for source in ["bpf", "inside"] {
+        for level in ["op", "token"] {
+            let run = record(&["--source", source, "--level", level, "--", program, "-n", "12"]);
+            let (seen, said) = (run.seen(), run.said());
+            seen.complete();
+            assert_eq!(seen.all.tokens.len() as u64, said["calls"]["llama_decode"]);
+            let graphs = if level == "op" { &said["calls"]["graph_compute"] } else { &Value::from(0) };
+            assert_eq!((&Value::from(seen.all.cpu_graphs.len()), seen.slices()), (graphs, 0));
+            let told =
+                run.stderr.contains("ops are not recorded: ") && run.stderr.contains("ggml_tensor_overhead");
+            assert_eq!(told, level == "op", "{}", run.stderr);
+        }
+    }
+}
+
+/// As when OpenMP has fewer threads than the plan asked for: none of their hits is missing.
+#[test]
+fn threads_that_take_no_part_are_not_expected() {
+    let _turn = live!(beside others);
+    let program = fixture!("modern");
+    let program = program.to_str().expect("UTF-8");
+    for source in ["bpf", "inside", "perf"] {
+        let args = ["-n", "12", "-t", "3", "--most-threads", "2"];
+        let seen = record(&[&["--source", source, "--", program][..], &args].concat()).seen();
+        let threads: Vec<u32> = seen.all.cpu_graphs.iter().map(|g| g.n_threads).collect();
+        assert_eq!(threads, [2; 13], "{source}");
+        // By perf events, the nodes of the first graphs are not known.
+        let expected = |g: &CpuGraph| g.expected.map_or(source == "perf", |expected| expected == g.seen);
+        assert!(seen.all.cpu_graphs.iter().all(|g| expected(g) && g.seen > 0), "{source}");
+    }
+}
+
 #[test]
 fn stripped_old_engine_leaves_graphs() {
     let _turn = live!(beside others);

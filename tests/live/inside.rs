@@ -9,7 +9,7 @@ use std::path::Path;
 use std::process::Command;
 
 use crate::engines::{self, B8121, EARLY, EXTRA, FORWARD, FUSED, TODAY};
-use crate::fixtures;
+use crate::{experts, fixtures};
 use common::run::{Recorder, Run, profinfer, record, run, wait, wait_until};
 use common::seen::Seen;
 use common::truth::Habits;
@@ -44,6 +44,38 @@ fn computed(seen: &Seen) -> Vec<String> {
     graphs.iter().map(of).collect()
 }
 
+/// Layouts, calls, splits, the tokens of each sequence, and the experts chosen.
+fn told(seen: &Seen) -> (Vec<String>, Vec<experts::Chosen>) {
+    let layouts = seen.all.engines.iter().map(|engine| engine.layout.to_owned());
+    let call = |t: &pfi::record::Token| format!("{:?} {:?}", t.entry, t.n_tokens);
+    let calls = seen.all.tokens.iter().map(call);
+    let splits = seen.all.splits.iter().map(|s| format!("{} {}", s.n_nodes, s.backend));
+    let batches = seen
+        .all
+        .causes
+        .ubatches
+        .iter()
+        .map(|batch| format!("{} {} {:?}", batch.tokens, batch.whole, batch.data));
+    (layouts.chain(calls).chain(splits).chain(batches).collect(), experts::traced(seen))
+}
+
+/// The command is recorded by the kernel's probes and from inside: all but times is the same, in the same order.
+fn both_agree(options: &[&str], command: &[&str]) -> Seen {
+    let [kernel, inside] = ["bpf", "inside"].map(|source| {
+        let seen = record(&[&["--source", source], options, &["--"], command].concat()).seen();
+        seen.complete();
+        seen
+    });
+    from_inside(&inside);
+    assert_eq!(told(&kernel), told(&inside), "{command:?}");
+    let [kernel, of_inside] = [computed(&kernel), computed(&inside)];
+    assert_eq!(kernel.len(), of_inside.len(), "graphs of {command:?}");
+    for (i, (one, other)) in kernel.iter().zip(&of_inside).enumerate() {
+        assert_eq!(one, other, "graph {i} of {command:?}");
+    }
+    inside
+}
+
 /// The same ops in the same order, with the same structure, calls, tokens and splits, as by the kernel's probes.
 #[test]
 fn both_sources_say_the_same() {
@@ -57,24 +89,44 @@ fn both_sources_say_the_same() {
     let paths = [&driver, &lib, &model, &fake].map(|path| path.to_str().expect("UTF-8").to_owned());
     let [driver, lib, model, fake] = paths.each_ref().map(String::as_str);
     let real = [driver, "--engine", lib, "--model", model, "-p", "7", "-n", "6", "-t", "2"];
-    for command in [&real[..], &[fake, "-n", "20", "--moe", "--split", "-t", "3"]] {
-        let [kernel, inside] = ["bpf", "inside"].map(|source| {
-            let seen = record(&[&["--source", source, "--"], command].concat()).seen();
-            seen.complete();
-            seen
-        });
-        from_inside(&inside);
-        let calls = |seen: &Seen| {
-            let of = |t: &pfi::record::Token| format!("{:?} {:?}", t.entry, t.n_tokens);
-            let splits = seen.all.splits.iter().map(|s| format!("{} {}", s.n_nodes, s.backend));
-            seen.all.tokens.iter().map(of).chain(splits).collect::<Vec<_>>()
-        };
-        assert_eq!(calls(&kernel), calls(&inside), "{command:?}");
-        let [kernel, inside] = [computed(&kernel), computed(&inside)];
-        assert!(kernel.len() > 6 && kernel.len() == inside.len(), "{} {}", kernel.len(), inside.len());
-        for (i, (one, other)) in kernel.iter().zip(&inside).enumerate() {
-            assert_eq!(one, other, "graph {i} of {command:?}");
-        }
+    let fake = [fake, "-n", "20", "--moe", "--split", "-t", "3"];
+    for (command, graphs) in [(&real[..], 7), (&fake, 42)] {
+        let seen = both_agree(&["--experts"], command);
+        assert_eq!(seen.all.cpu_graphs.len(), graphs, "{command:?}");
+        assert!(!seen.all.causes.experts.is_empty(), "{command:?}");
+        // The fake engine makes no ubatches.
+        assert_eq!(seen.all.causes.ubatches.is_empty(), graphs != 7, "{command:?}");
+    }
+}
+
+/// Programs of others that hold an engine: Python's interpreter with a library or an extension module, and node with an
+/// addon, whose every graph has threads of its own.
+#[test]
+fn hosts_of_engines_say_the_same() {
+    let _turn = live!(beside others);
+    let (v0_5_0, b11549) = match (engine("v0.5.0"), engine("b11549")) {
+        (Ok(one), Ok(other)) => (one, other),
+        (Err(why), _) | (_, Err(why)) => skip!("{why}"),
+    };
+    let host = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/engines/host.js");
+    let paths = [host, v0_5_0.join("llama-addon.node"), model("moe", "q4_0"), v0_5_0, b11549];
+    let paths = paths.map(|path| path.to_str().expect("UTF-8").to_owned());
+    let [host, addon, model, directory, module] = paths.each_ref().map(String::as_str);
+    let library = driver().with_file_name("libdriver.so").display().to_string();
+    let python = ["python3", "-c", engines::IN_PYTHON, &library, "--engine"];
+    let run = ["--model", model, "-p", "7", "-n", "4", "-t", "2"];
+    let commands = [
+        ["node", host, addon, model, "4"].to_vec(),
+        [&python[..], &[directory], &run].concat(),
+        [&python[..], &[module], &run].concat(),
+    ];
+    for command in commands {
+        let seen = both_agree(&["--experts"], &command);
+        assert_eq!((seen.all.tokens.len(), seen.all.cpu_graphs.len()), (5, 5), "{command:?}");
+        assert!(!seen.all.causes.experts.is_empty(), "{command:?}");
+        let token = record(&[&INSIDE[..], &["--level", "token", "--"], &command].concat()).seen();
+        token.complete();
+        assert_eq!((token.all.tokens.len(), token.slices()), (5, 0), "{command:?}");
     }
 }
 
@@ -142,6 +194,8 @@ fn every_variant_says_the_same() {
         "name128",
         "prefixed",
         "late",
+        "linked",
+        "lto",
     ];
     for name in variants {
         let program = fixture!(name);

@@ -300,7 +300,7 @@ fn unoptimised_code_and_longer_names() {
     let Some(long) = shared(dir.path(), "long", BASE, &["-DNAME_LEN=128"]) else { return };
     let mut elf = ElfFile::open(&long).unwrap();
     let layout = Layout::read(&elf, &|_| false).unwrap();
-    assert_eq!((layout.name_len, layout.tensor_size, layout.pool_off), (128, 400, None));
+    assert_eq!((layout.name_len, layout.tensor_size, layout.pool_off), (128, 400, Some(24)));
     assert!(Tables::read(&mut elf).is_ok());
     let Some(wrong) = shared(dir.path(), "alone/wrong", BASE, &["-DUNARY_OP=7"]) else { return };
     let error = discover::of_path(&wrong).err().map(|e| e.to_string()).unwrap_or_default();
@@ -312,7 +312,7 @@ fn unoptimised_code_and_longer_names() {
     let Some(odd) = shared(dir.path(), "odd", &odd, &[]) else { return };
     let error = Layout::read(&ElfFile::open(&odd).unwrap(), &|_| false).unwrap_err().to_string();
     assert!(
-        error.contains("no known GGML layout has name at 272, data at 264 and a tensor of 352 bytes"),
+        error.contains("no known GGML layout has name at 272, data at 264, a tensor of 352 (bytes)"),
         "{error}"
     );
 }
@@ -376,14 +376,114 @@ fn two_engines_of_different_names_keep_their_parts() {
     assert_eq!(parts, [["lm_", "lm_"], ["wsp_", "wsp_"]]);
 }
 
+/// The base and the CPU part without these accessors, as a linker leaves out what nobody calls.
+fn without(accessors: &[&str]) -> String {
+    let all = format!("{BASE}{CPU}");
+    let lines = all.lines().filter(|line| !accessors.iter().any(|name| line.contains(&format!("{name}("))));
+    lines.collect::<Vec<_>>().join("\n")
+}
+
 #[test]
-fn what_the_linker_left_out_is_the_reason() {
+fn any_of_the_accessors_are_enough_that_leave_one_layout() {
     let dir = tempfile::tempdir().unwrap();
-    let left =
-        format!("{BASE}{CPU}").replace("const char *ggml_get_name", "static const char *ggml_get_name");
-    let Some(file) = shared(dir.path(), "left", &left, &["-Wno-unused-function"]) else { return };
+    const ALL: [&str; 3] = ["ggml_get_name", "ggml_get_data", "ggml_tensor_overhead"];
+    let others = ["ggml_is_view", "ggml_nelements", "ggml_get_unary_op", "ggml_backend_guid"];
+    for left in 1..8_usize {
+        let out: Vec<&str> = (0..3).filter(|bit| left >> bit & 1 == 0).map(|bit| ALL[bit]).collect();
+        let source = without(&[&out[..], &others].concat());
+        let Some(file) = shared(dir.path(), "some", &source, &[]) else { return };
+        println!("without {out:?}");
+        check_engine(&one(discover::of_path(&file)));
+    }
+    // Without the function that came with the newest layout, a size alone is that of two.
+    let old = without(&[&ALL[..2], &others].concat()).replace("ggml_cpu_extra_compute_forward", "other");
+    let file = shared(dir.path(), "alone/old", &old, &[]).unwrap();
     let said = discover::of_path(&file).err().map(|e| e.to_string()).unwrap_or_default();
-    assert!(said.contains("not its function ggml_get_name") && said.contains("left out"), "{said}");
+    assert!(said.contains("none of ggml_get_name, ggml_get_data, ggml_tensor_overhead shows it"), "{said}");
+}
+
+#[test]
+fn without_a_layout_calls_and_graphs_remain() {
+    let dir = tempfile::tempdir().unwrap();
+    let bare = without(&["ggml_get_name", "ggml_get_data", "ggml_tensor_overhead"]);
+    let Some(file) = shared(dir.path(), "bare", &bare, &["-Wno-unused-function"]) else { return };
+    let said = discover::of_path(&file).err().map(|e| e.to_string()).unwrap_or_default();
+    assert!(said.contains("none of ggml_get_name") && said.contains("link-dead-code"), "{said}");
+    let llama = LLAMA.replace("int ggml_backend_sched_graph_compute_async(void *s, void *g);", "");
+    // GGML's own function, or none: an engine from before it gives its graphs to no scheduler.
+    for graphs in [true, false] {
+        let source = format!("{bare}{llama}");
+        let source = if graphs { source } else { source.replace("sched_graph_compute_async", "compute") };
+        let file = shared(dir.path(), "whole/bare", &source, &[]).unwrap();
+        let engine = one(discover::of_path(&file));
+        assert!(engine.layout_told().contains("none of ggml_get_name"), "{}", engine.layout_told());
+        let ladder = Ladder::of(&engine);
+        assert_eq!((ladder.token.len(), ladder.op.len(), ladder.op_end.len()), (1, 0, 0));
+        assert_eq!((ladder.graph.len(), ladder.cpu_graph.len()), (usize::from(graphs), usize::from(graphs)));
+    }
+    // Its names were inlined too.
+    let source = format!(
+        "{CPU}{llama}int ggml_backend_sched_graph_compute_async(void *s, void *g) {{ return s == g; }}"
+    );
+    let file = shared(dir.path(), "inlined/bare", &source, &[]).unwrap();
+    let engine = one(discover::of_path(&file));
+    assert!(engine.unread.is_some_and(|why| why.contains("not its base library")));
+}
+
+#[test]
+fn functions_that_link_time_optimisation_made_local() {
+    let dir = tempfile::tempdir().unwrap();
+    let cpu = CPU
+        .replace("ggml_cpu_extra_compute_forward(void", "ggml_compute_forward(void")
+        .replace("ggml_cpu_extra_compute_forward(g", "ggml_compute_forward(g");
+    let named =
+        "int ggml_compute_forward(void *params, void *tensor) __asm__(\"ggml_compute_forward.lto_priv.3\");";
+    let Some(file) = shared(dir.path(), "lto", &format!("{BASE}{named}{cpu}"), &[]) else { return };
+    let ladder = Ladder::of(&one(discover::of_path(&file)));
+    assert_eq!(ladder.op.iter().map(|r| r.name).collect::<Vec<_>>(), ["ggml_compute_forward"]);
+}
+
+/// Programs beside the target, and libraries of other packages, are none of its engine.
+#[test]
+fn what_is_only_beside_the_target_is_not_its_engine() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = dir.path();
+    let program = format!("{BASE}\n{CPU}\nint main(int c, char **v) {{ (void)v; {USE_TABLES} }}");
+    let Some(_) = compile(at, "bin/engine", &program, &["-O2"]) else { return };
+    let other = compile(at, "bin/other", "int main(void) { return 0; }", &[]).unwrap();
+    assert!(matches!(discover::of_path(&other), Err(DiscoverError::NoEngine { .. })));
+    // A script may start it.
+    std::fs::write(at.join("bin/script"), "#!/bin/sh\n").unwrap();
+    assert!(discover::of_path(&at.join("bin/script")).is_ok());
+    let nothing = "int nothing(void) { return 1; }";
+    // Copies of a library under its other names.
+    let engine = shared(at, "copies/libengine.so.0.1", &format!("{BASE}{CPU}"), &["-Wl,--build-id"]).unwrap();
+    std::fs::copy(&engine, at.join("copies/libengine.so")).unwrap();
+    assert_eq!(one(discover::of_path(&engine)).modules.len(), 1);
+    // From when its names were not told.
+    let old =
+        format!("{BASE}{CPU}int ggml_nbytes(void *t) {{ return t != 0; }}").replace("ggml_op_name(", "name(");
+    let old = shared(at, "old/libold.so", &old, &[]).unwrap();
+    let said = discover::of_path(&old).err().map(|e| e.to_string()).unwrap_or_default();
+    assert!(said.contains("a GGML that is too old"), "{said}");
+    for (place, found) in [("site-packages", false), ("site-packages/package", true)] {
+        let own = shared(at, &format!("{place}/_own.so"), nothing, &[]).unwrap();
+        shared(at, &format!("{place}/libengine.so"), &format!("{BASE}{CPU}"), &[]).unwrap();
+        assert_eq!(discover::of_path(&own).is_ok(), found, "{place}");
+    }
+}
+
+/// ik_llama.cpp: nine more pointers in each record of the table of types.
+#[test]
+fn records_of_types_have_any_known_size() {
+    let dir = tempfile::tempdir().unwrap();
+    let wider = BASE.replace("void *a, *b; };", "void *a, *b, *more[9]; };").replace(", 0, 0 }", " }");
+    let Some(file) = shared(dir.path(), "ik", &wider, &[]) else { return };
+    check_engine(&one(discover::of_path(&file)));
+    let odd = BASE.replace("void *a, *b; };", "void *a, *b, *more[7]; };").replace(", 0, 0 }", " }");
+    let file = shared(dir.path(), "alone/odd", &odd, &[]).unwrap();
+    let said = discover::of_path(&file).err().map(|e| e.to_string()).unwrap_or_default();
+    assert!(said.contains("has no table of GGML types"), "{said}");
 }
 
 #[test]

@@ -2,8 +2,8 @@
 
 use object::elf::{
     ELF_NOTE_GNU, ELFCLASS32, ELFCLASS64, ELFDATA2MSB, ELFMAG, EM_AARCH64, EM_X86_64, FileHeader64,
-    NT_GNU_BUILD_ID, PT_DYNAMIC, PT_LOAD, PT_NOTE, ProgramHeader64, SHT_DYNSYM, SHT_NOBITS, SHT_SYMTAB,
-    SectionHeader64, SectionType,
+    NT_GNU_BUILD_ID, PT_DYNAMIC, PT_INTERP, PT_LOAD, PT_NOTE, ProgramHeader64, SHT_DYNSYM, SHT_NOBITS,
+    SHT_SYMTAB, SectionHeader64, SectionType,
 };
 use object::read::elf::NoteIterator;
 use object::{LittleEndian as LE, pod};
@@ -46,6 +46,8 @@ pub struct ProgramHeaders {
     pub segments: Vec<Segment>,
     /// Offset and length in the file.
     pub dynamic: Option<(u64, u64)>,
+    /// It names a loader, as programs do.
+    pub interpreter: bool,
     /// GNU build id, empty if there is none.
     pub build_id: Vec<u8>,
 }
@@ -60,7 +62,8 @@ impl ProgramHeaders {
             return Err(BAD);
         }
         let (headers, _) = pod::slice_from_bytes::<ProgramHeader64<LE>>(&bytes, count).map_err(|()| BAD)?;
-        let mut parts = ProgramHeaders { segments: Vec::new(), dynamic: None, build_id: Vec::new() };
+        let mut parts =
+            ProgramHeaders { segments: Vec::new(), dynamic: None, interpreter: false, build_id: Vec::new() };
         for p in headers {
             let (offset, vaddr, filesz) = (p.p_offset.get(LE), p.p_vaddr.get(LE), p.p_filesz.get(LE));
             match p.p_type.get(LE) {
@@ -68,6 +71,7 @@ impl ProgramHeaders {
                     return Err("it has too many loadable segments");
                 }
                 PT_LOAD => parts.segments.push(Segment { vaddr, offset, filesz }),
+                PT_INTERP => parts.interpreter = true,
                 PT_DYNAMIC => parts.dynamic = Some((offset, filesz)),
                 PT_NOTE if parts.build_id.is_empty() => {
                     parts.build_id = note_build_id(&pages.take(offset, filesz.min(MAX_DYNAMIC) as usize));

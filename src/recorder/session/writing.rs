@@ -30,7 +30,7 @@ impl Session {
         let enc = &mut self.drain.borrow_mut().enc;
         let version =
             engine.modules.iter().find(|m| m.roles.base).map(|m| version::of(&m.elf)).unwrap_or_default();
-        let layout = engine.layout.to_string();
+        let layout = engine.layout_told();
         enc.engine(&record::Engine { id: id.into(), version: &version, layout: &layout })?;
         let (ops, t) = (id * OPS_PER_ENGINE, &engine.tables);
         for (i, name) in t.ops.iter().enumerate().take(UNARY_BASE.into()) {
