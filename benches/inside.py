@@ -5,6 +5,8 @@ Each round starts four processes of one engine on one CPU: two that are not reco
 (all at level op with structure), and lets them decode one token each in turn, in another order each time. A figure is the median of CPU time of a
 token / CPU time of the first process's token; of all rounds, the median. The second process gives what differs between two
 equal ones by chance.
+
+Before that, hits of each thread are compared with bpftrace's, of another run of the same work (`--truth`: only this).
 """
 
 import os
@@ -12,6 +14,7 @@ import random
 import shutil
 import statistics
 
+import inside_truth
 from common import Bench, BenchError, Driver, Recorder, Scratch, binary, engine, main, model, report, spread
 
 PROMPT = 32
@@ -68,7 +71,11 @@ def run():
     p = bench.parser
     p.add_argument("--engine", default="v0.5.0", help="engine of tests/engines/fetch.sh (v0.5.0)")
     p.add_argument("--rounds", type=int, help="rounds (7; 3 with --quick)")
+    p.add_argument("--truth", action="store_true", help="only compare hits with bpftrace's")
     args = bench.begin()
+    inside_truth.truth(bench, args.engine)
+    if args.truth:
+        return bench.end()
     rounds = args.rounds or (3 if args.quick else 7)
     for name, tokens, most in (("llama1b-L4-q4_0", 60, 1.003), ("moe-q4_0", 300, 1.02)):
         found = [one_round(args, name, tokens) for _ in range(rounds)]
