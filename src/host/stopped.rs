@@ -266,9 +266,13 @@ mod tests {
     fn memory_is_read_and_written_while_it_stands_still() {
         let mut child = cat();
         let pid = child.id();
-        let maps = crate::host::maps::read(pid).expect("maps");
-        let code = maps.iter().find(|m| m.executable && m.is_file()).expect("code");
-        let from = code.start + 3;
+        let code = || {
+            let maps = crate::host::maps::read(pid).expect("maps");
+            let named = field(&format!("/proc/{pid}/status"), "Name:").is_some_and(|name| name == "cat");
+            maps.iter().find(|m| named && m.executable && m.is_file()).map(|m| m.start)
+        };
+        crate::host::wake::until("it has begun", || code().is_some());
+        let from = code().expect("code") + 3;
         let done = while_stopped(pid, MOST, |stopped| {
             let old = stopped.read(from, 11)?;
             stopped.write(from, b"hello world")?;
@@ -328,7 +332,13 @@ mod tests {
             return;
         };
         let pid = parent.id();
-        crate::host::wake::until("it waits for its child", || state(pid).starts_with('D'));
+        // SAFETY: numbers only.
+        if unsafe { libc::syscall(libc::SYS_kcmp, pid, pid, SAME_MEMORY, 0, 0) } != 0 {
+            println!("skipped: kcmp: {}", io::Error::last_os_error());
+            let _ = parent.kill();
+            return;
+        }
+        crate::host::wake::until("it waits for its child", || sharer(pid).is_some());
         match while_stopped(pid, Duration::from_millis(50), |_| ()) {
             Err(StopError::Busy(_) | StopError::Shared(_)) => {}
             Err(e) if refused(&e) => println!("skipped: {e}"),
