@@ -249,9 +249,20 @@ mod tests {
 
     const MOST: Duration = Duration::from_secs(10);
 
+    /// Ends with the test.
+    struct Own(Child);
+
+    impl Drop for Own {
+        fn drop(&mut self) {
+            let _ = self.0.kill();
+            let _ = self.0.wait();
+        }
+    }
+
     /// It says back what it is told.
-    fn cat() -> Child {
-        Command::new("cat").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("cat")
+    fn cat() -> Own {
+        let mut cat = Command::new("cat");
+        Own(cat.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("cat"))
     }
 
     fn state(pid: u32) -> String {
@@ -265,7 +276,7 @@ mod tests {
     #[test]
     fn memory_is_read_and_written_while_it_stands_still() {
         let mut child = cat();
-        let pid = child.id();
+        let pid = child.0.id();
         let code = || {
             let maps = crate::host::maps::read(pid).expect("maps");
             let named = field(&format!("/proc/{pid}/status"), "Name:").is_some_and(|name| name == "cat");
@@ -289,19 +300,19 @@ mod tests {
         }
         let (old, new, again, during) = done.expect("stopped").expect("mapped");
         assert!(new[1..12] == *b"hello world" && old == again && during.starts_with('t'), "{during}");
-        assert!(child.try_wait().expect("a child").is_none(), "no stop is taken for its end");
-        child.stdin.as_mut().expect("piped").write_all(b"on\n").expect("it reads");
+        assert!(child.0.try_wait().expect("a child").is_none(), "no stop is taken for its end");
+        child.0.stdin.as_mut().expect("piped").write_all(b"on\n").expect("it reads");
         let mut line = String::new();
-        BufReader::new(child.stdout.as_mut().expect("piped")).read_line(&mut line).expect("it goes on");
+        BufReader::new(child.0.stdout.as_mut().expect("piped")).read_line(&mut line).expect("it goes on");
         assert_eq!(line, "on\n");
-        drop(child.stdin.take());
-        assert!(child.wait().expect("it ends").success());
+        drop(child.0.stdin.take());
+        assert!(child.0.wait().expect("it ends").success());
     }
 
     #[test]
     fn a_stopped_job_stays_stopped_and_a_signal_is_not_lost() {
         let mut child = cat();
-        let pid = child.id();
+        let pid = child.0.id();
         // SAFETY: signals to a child that was not waited for.
         let send = |signal| unsafe { libc::kill(pid as libc::pid_t, signal) };
         send(libc::SIGSTOP);
@@ -310,12 +321,11 @@ mod tests {
             && refused(&e)
         {
             println!("skipped: {e}");
-            let _ = child.kill();
             return;
         }
         crate::host::wake::until("it is stopped again", || state(pid).starts_with('T'));
         send(libc::SIGCONT);
-        let ended = child.wait().expect("a child");
+        let ended = child.0.wait().expect("a child");
         assert_eq!(std::os::unix::process::ExitStatusExt::signal(&ended), Some(libc::SIGUSR1));
     }
 
@@ -327,15 +337,15 @@ mod tests {
         rustix::fs::mkfifoat(rustix::fs::CWD, &pipe, rustix::fs::Mode::RUSR).expect("a pipe");
         let script = "import os,sys; os.posix_spawn('/bin/true', ['true'], {}, file_actions=[(os.POSIX_SPAWN_OPEN, 0, \
                       sys.argv[1], os.O_RDONLY, 0)])";
-        let Ok(mut parent) = Command::new("python3").arg("-c").arg(script).arg(&pipe).spawn() else {
+        let Ok(parent) = Command::new("python3").arg("-c").arg(script).arg(&pipe).spawn() else {
             println!("skipped: no python3");
             return;
         };
-        let pid = parent.id();
+        let mut parent = Own(parent);
+        let pid = parent.0.id();
         // SAFETY: numbers only.
         if unsafe { libc::syscall(libc::SYS_kcmp, pid, pid, SAME_MEMORY, 0, 0) } != 0 {
             println!("skipped: kcmp: {}", io::Error::last_os_error());
-            let _ = parent.kill();
             return;
         }
         crate::host::wake::until("it waits for its child", || sharer(pid).is_some());
@@ -345,7 +355,7 @@ mod tests {
             other => panic!("{other:?}"),
         }
         drop(fs::OpenOptions::new().write(true).open(&pipe).expect("the child reads"));
-        assert!(parent.wait().expect("a child").success());
+        assert!(parent.0.wait().expect("a child").success());
     }
 
     #[test]

@@ -113,7 +113,7 @@ fn who_waited_for_a_cpu_is_known_to_an_ordinary_user() {
     let all = report(&["--all"]);
     assert!(all.contains("(not known)") && !all.contains("CPU quota"), "{all}");
     let verdict = report(&[]);
-    assert!(verdict.contains("what had it is not known without root"), "{verdict}");
+    assert!(verdict.contains("what had the CPUs is not known without root"), "{verdict}");
 }
 
 /// New threads from their beginning, sleeps without a reason, and none of another process.
@@ -124,13 +124,19 @@ fn threads_are_followed_from_their_beginning() {
     if !open_to_all(dir.path()) {
         skip!("the fixture could not be built here");
     }
-    let engine = ["--", "./fakellama", "-n", "20", "--fresh-threads", "--sleep", "-t", "4", "--fork", "1"];
+    let engine = ["--", "./fakellama", "-n", "20", "--fresh-threads", "--sleep", "-t", "2", "--fork", "1"];
     let seen = recorded(dir.path(), &engine, &[]);
     let (state, why) = scheduler(&seen);
     if state == Availability::None {
         skip!("{why}");
     }
-    seen.complete();
+    seen.books_close();
+    // Threads that yield to one another on too few CPUs make more records than a busy machine lets anybody read.
+    let lost = seen.kind("offcpu").lost;
+    if lost > 0 {
+        println!("not compared: {lost} times away were lost");
+        return;
+    }
     let records = &seen.all.causes.off_cpu;
     let ran: std::collections::BTreeSet<u32> = seen.all.runs.iter().map(|r| r.tid).collect();
     let of = |tid: u32| records.iter().filter(move |r| r.tid == tid);

@@ -16,7 +16,7 @@ use crate::capture::skel::types::{ev_answer, ev_kind, ev_phase};
 use crate::host::usage;
 
 /// Bytes of each CPU's ring, as long as the kernel locks that much for a user (kernel.perf_event_mlock_kb), and the least.
-const RING: u32 = 256 << 10;
+const RING: u32 = 512 << 10;
 const LEAST_RING: u32 = 16 << 10;
 /// Of a record on its way through a queue, as an event of a kind that no program sends: what it is, in `a`.
 const KIND: u16 = u16::MAX;

@@ -50,7 +50,7 @@ fn what_ends_a_slice_may_come_in_another_record() {
 #[test]
 fn the_ops_of_a_graph_that_was_cut_are_left_out() {
     let defined = Loaded::default();
-    let mut live = Live::default();
+    let mut live = Live { tokens: true, ..Live::default() };
     for (seq, cut) in [(0, true), (1, false), (2, true)] {
         live.slices(&defined, &run(seq, 0, 0, 100, &[10, 7]));
         live.cpu_graph(&CpuGraph { cut, ..cpu_graph(seq, Some(seq), 90, 30) });
@@ -160,7 +160,7 @@ fn rows_left_out_are_summed_up() {
 #[test]
 fn processes_are_told_apart() {
     let defined = Loaded::default();
-    let mut live = Live::default();
+    let mut live = Live { tokens: true, ..Live::default() };
     live.tick(0);
     let call = |live: &mut Live, pid: u32, seq: u64, dur: u64| {
         live.slices(&defined, &run(seq, 0, 0, 100, &[10, 7]));

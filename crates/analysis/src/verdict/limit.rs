@@ -110,8 +110,7 @@ fn contention(facts: &VerdictFacts<'_>, p: &PhaseFacts) -> Limit {
         (true, true, _) => "CPU contention: the recorder had the CPU".into(),
         (true, false, true) => "CPU contention: the kernel's own threads had the CPU".into(),
         (true, false, false) if rows.iter().any(|r| r.name == UNKNOWN) => {
-            "CPU contention: threads were runnable and had no CPU; what had it is not known without root"
-                .into()
+            "CPU contention: threads were runnable; what had the CPUs is not known without root".into()
         }
         (true, false, false) => "CPU contention".into(),
     };
