@@ -140,7 +140,7 @@ impl Era {
 }
 
 /// Oldest first: 2023-10-06 (graph as of 2023-10-30), 2023-11-03, 2023-12-13, 2023-12-22, 2024-06-24, 2024-11-16.
-const ERAS: [Era; 6] = [
+static ERAS: [Era; 6] = [
     era(320, 24, (136, 6), 208, 224, 4, None),
     era(352, 24, (168, 6), 240, 256, 4, None),
     era(384, 24, (168, 10), 272, 288, 4, None),
@@ -150,7 +150,10 @@ const ERAS: [Era; 6] = [
 ];
 
 /// The newest, and a function that no other has (since 2024-12-07).
-const NEWEST: &Era = &ERAS[ERAS.len() - 1];
+const NEWEST: &Era = {
+    let [.., newest] = &ERAS;
+    newest
+};
 const OF_NEWEST: &str = "ggml_cpu_extra_compute_forward";
 
 /// Length of a name upstream. Some builds use another one (llama.node 80, koboldcpp 128, stable-diffusion.cpp 160),
@@ -218,7 +221,7 @@ impl Layout {
             return Err(LayoutError::NoAccessor { path: path(), symbols });
         }
         let size = found.size.unwrap_or(era.size);
-        let newest = std::ptr::eq(era, NEWEST);
+        let newest = era.data == NEWEST.data;
         let has_guid = newest || code.read("ggml_backend_guid", load) == Some(0);
         let dispatch = code.read("ggml_backend_graph_compute_async", indirect);
         let dispatch = dispatch.and_then(|v| u32::try_from(v).ok()).filter(|v| GRAPH_COMPUTE.contains(v));
