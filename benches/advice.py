@@ -186,7 +186,8 @@ def run():
     bench.parser.add_argument("--keep", metavar="DIR", help="keep the recordings there")
     args = bench.begin()
     rounds = args.rounds or (1 if args.quick else 3)
-    wanted = lambda name: args.only is None or any(text in name for text in args.only.split(","))
+    texts = [text.strip() for text in (args.only or "").split(",") if text.strip()]
+    wanted = lambda name: not texts or any(text in name for text in texts)
     results = load(args.results)
     with Scratch() as tmp:
         bad, good = planted(tmp), list(healthy())
