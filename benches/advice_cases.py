@@ -190,7 +190,7 @@ def healthy():
     yield "a quota of 1 CPU met exactly", Run(v5(1), limits=quota(1))
     size = os.path.getsize(model(Q4))
     yield "a memory limit far away", Run(v5(2), limits=memory(size * 8))
-    yield "a memory limit that just suffices", Run(v5(2, Q8), limits=memory(os.path.getsize(model(Q8)) * 1.4))
+    yield "a memory limit that just suffices", Run(v5(2), limits=memory(size * 1.5))
     container = ("unshare", "--pid", "--fork", "--mount-proc", "--uts", "--ipc")
     limits = {**quota(2), **memory(size * 8), "cpuset": {"cpuset.cpus": "0-1", "cpuset.mems": "0"}}
     yield "a container with all limits", Run(v5(2), limits=limits, inside=container)
