@@ -87,5 +87,5 @@ def truth(bench, name):
             own, other = inside(args), bpftrace(name, args)
             bench.require(own == other, f"{weights}, {threads} threads: hits {own}, by bpftrace {other}")
             same = "as" if own == other else "not as"
-            print(f"{weights}, engine {name}, {threads} threads: op hits of each thread {own['op']}, fused {own['fused']}, "
-                  f"graphs {own['cpu-graph']}, calls {own['token']}: {same} by bpftrace", flush=True)
+            print(f"{weights}, engine {name}, {threads} threads: {sum(own['op'])} op and {sum(own['fused'])} "
+                  f"fused hits on {len(own['op'])} threads, graphs {own['cpu-graph']}, calls {own['token']}: {same} by bpftrace", flush=True)

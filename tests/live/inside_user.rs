@@ -124,7 +124,7 @@ fn threads_are_followed_from_their_beginning() {
     if !open_to_all(dir.path()) {
         skip!("the fixture could not be built here");
     }
-    let engine = ["--", "./fakellama", "-n", "20", "--fresh-threads", "--sleep", "-t", "2", "--fork", "1"];
+    let engine = ["--", "./fakellama", "-n", "20", "--fresh-threads", "--sleep", "-t", "2"];
     let seen = recorded(dir.path(), &engine, &[]);
     let (state, why) = scheduler(&seen);
     if state == Availability::None {
