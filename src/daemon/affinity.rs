@@ -29,6 +29,9 @@ use common::cpus::ranges;
 const BLIND_NS: u64 = 300_000_000;
 /// Interval of looks at recorders while an engine has CPUs that would be too few for its other work, ns.
 const LOOK_NS: u64 = 100_000_000;
+/// How long a process whose recorder did not follow it keeps all its CPUs while it computes the same, ns: they would come
+/// and go under load.
+const CALM_NS: u64 = 10_000_000_000;
 /// Maximum processes with CPUs of a rule.
 const PROCESSES: usize = 64;
 /// Maximum number of changes per process that get a record of their own in its trace.
@@ -101,8 +104,8 @@ struct Process {
     /// When to decide again, ns.
     due: Option<u64>,
     refused: Option<String>,
-    /// Set free since its recorder did not follow it: it stays so until it computes something else.
-    unfollowed: bool,
+    /// Set free since its recorder did not follow it: it stays so until then, or until it computes something else, ns.
+    free_until: u64,
     /// Its CPUs are not changed any longer.
     off: Option<String>,
     changes: u64,
@@ -173,7 +176,9 @@ impl Affinity {
         let Some(i) = self.known(run, rule, change.pid) else { return };
         let of = &mut self.all[i];
         let work = if change.prompt { Work::Prefill } else { Work::Decode };
-        of.unfollowed &= work == of.work;
+        if work != of.work {
+            of.free_until = 0;
+        }
         of.work = work;
         of.threads[of.work as usize] = Some(change.threads).filter(|n| *n > 0);
         of.since = change.t;
@@ -216,7 +221,7 @@ impl Affinity {
             changed: [None; 2],
             due: None,
             refused: None,
-            unfollowed: false,
+            free_until: 0,
             off: None,
             changes: 0,
             notes: 0,
@@ -268,7 +273,8 @@ impl Affinity {
             let blind = follows(of.run.recorder).is_none_or(|t| now.saturating_sub(t) > BLIND_NS);
             if blind && of.may_crowd() {
                 self.free(i, "its recorder does not follow it at the moment");
-                self.all[i].unfollowed = true;
+                let until = now.saturating_add(CALM_NS);
+                (self.all[i].free_until, self.all[i].due) = (until, Some(until));
             } else if self.all[i].due.is_some_and(|due| due <= now) {
                 self.all[i].due = None;
                 match blind {
@@ -337,7 +343,7 @@ impl Affinity {
 
     fn decide(&mut self, i: usize, now: u64) {
         let of = &self.all[i];
-        if of.off.is_some() || of.unfollowed {
+        if of.off.is_some() || now < of.free_until {
             return;
         }
         let wanted = match &of.wanted {

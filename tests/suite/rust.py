@@ -5,7 +5,7 @@ usage: rust.py [--without-agent] [--turns] [--build] PROGRAM... [-- [--skip FILT
 
 PROGRAM is `lib` (the unit tests of all crates) or a file of tests/. The filters are libtest's.
 --turns is for tests that record: each is printed. Those that may run beside others (`live!` in tests/common/mod.rs) come
-first: as they wait for the kernel more than they compute, three times as many as there are processors. The others follow, one
+first: as they wait for the kernel more than they compute, one more at a time than there are processors. The others follow, one
 at a time.
 --build runs none.
 Times, without those of waiting for a turn, and skips are also written to the files that the environment names (run.py sets
@@ -26,7 +26,7 @@ from kernel import expedited
 ROOT = Path(__file__).resolve().parents[2]
 # Shown although they passed.
 SLOW = 20
-BESIDE = f"--test-threads={3 * (os.cpu_count() or 1)}"
+BESIDE = f"--test-threads={(os.cpu_count() or 1) + 1}"
 
 
 @dataclass

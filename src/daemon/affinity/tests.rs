@@ -105,17 +105,22 @@ fn more_threads_than_cpus_are_refused_at_once_and_at_any_time() {
     affinity.turn(due + BLIND_NS + 1, &|_| Some(due));
     assert_eq!(of.cpus(), all);
     assert!(told(&mut affinity).contains("its recorder does not follow it"));
-    let later = due + 2 * REST_NS + BLIND_NS;
-    affinity.turn(later, &|_| None);
-    assert_eq!(of.cpus(), all, "still not");
     // Its CPUs do not come and go while it decodes.
-    affinity.turn(later + LOOK_NS, &|_| Some(later + LOOK_NS));
+    let calm = due + BLIND_NS + 1 + CALM_NS;
+    affinity.turn(calm - 1, &|_| Some(calm - 1));
     affinity.computes(of.run(), &rule, change(&of, false, 1));
-    assert_eq!((of.cpus(), affinity.next(0)), (all.clone(), None));
+    assert_eq!((of.cpus(), affinity.next(0)), (all.clone(), Some(calm)));
+    affinity.turn(calm, &|_| None);
+    assert_eq!(of.cpus(), all, "still not");
+    affinity.turn(calm + LOOK_NS, &|_| Some(calm + LOOK_NS));
+    assert_eq!(of.cpus(), one);
+    // Something else is computed.
+    let free = calm + LOOK_NS + BLIND_NS + 1;
+    affinity.turn(free, &|_| Some(calm + LOOK_NS));
+    assert_eq!(of.cpus(), all);
     affinity.computes(of.run(), &rule, change(&of, true, 1));
-    let due = later + LOOK_NS + REST_NS;
     affinity.computes(of.run(), &rule, change(&of, false, 1));
-    affinity.turn(due.max(usage::now() + REST_NS), &|_| Some(due.max(usage::now() + REST_NS)));
+    affinity.turn(free + REST_NS, &|_| Some(free + REST_NS));
     assert_eq!(of.cpus(), one);
     // How many compute is not known.
     affinity.computes(of.run(), &rule, change(&of, false, 0));
