@@ -33,7 +33,7 @@ use crate::capture::object;
 use crate::capture::skel::types::{ev_kind, ops_constants};
 use crate::capture::source::{CaptureOptions, EventStats, FeatureStatus, Guard, Prober, Sink, Source};
 use crate::capture::structure::Reading;
-use crate::capture::transport::{SLACK_NS, SortQueue};
+use crate::capture::transport::SortQueue;
 use crate::host::btf::Btf;
 use crate::host::halt::Halt;
 use crate::host::maps::{self, Mapping};
@@ -63,6 +63,9 @@ pub fn is_recorded_inside(pid: u32) -> bool {
 const LONGEST: Duration = Duration::from_millis(10);
 /// The longest that a reading takes, ns.
 const AHEAD: u64 = 1_000_000_000;
+/// Events wait this long for older ones. A thread that loses its CPU between the time of an event and its place in the ring
+/// gets it back after tens of milliseconds where several threads share one.
+const SLACK_NS: u64 = 250_000_000;
 
 pub struct Inside {
     options: CaptureOptions,
