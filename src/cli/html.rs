@@ -9,7 +9,7 @@ use anyhow::{Context, bail};
 
 use super::args::{Args, Argument, Command, Flag, FlagGroup, Usage};
 use super::export::tokens;
-use super::output::{FORCE, MODE, OutputRules, Overwrite, whole};
+use super::output::{FORCE, MODE, OutputRules, whole};
 use super::reading::{named_or_newest, not_over, open, with_bar};
 use super::report::peaks;
 use super::values::{parsed, whole as number};
@@ -18,7 +18,7 @@ use analysis::cut::Cut;
 use analysis::diff::{DiffOptions, diff};
 use analysis::idents::OpKey;
 use analysis::load::LoadProgress;
-use analysis::overview::{Overview, SLICES, overview_with};
+use analysis::overview::{Overview, overview_with};
 use pfi::Trace;
 use render::html;
 use render::html::compare::ComparedRun;
@@ -196,10 +196,12 @@ pub(super) fn can_open(file: &Path) -> Result<(), Usage> {
 ///
 /// # Errors
 /// The trace cannot be shown, the page exists, or there is no browser.
+#[cfg(feature = "agent")]
 pub(super) fn open_page(trace: &Path) -> anyhow::Result<()> {
     let page = page_name(trace, None).context("the trace has no name")?;
-    let options = PageOptions { cut: Cut::default(), peaks: Vec::new(), top: TOP, slices: SLICES };
-    let rules = OutputRules::new(Overwrite::Never, PRIVATE);
+    let slices = analysis::overview::SLICES;
+    let options = PageOptions { cut: Cut::default(), peaks: Vec::new(), top: TOP, slices };
+    let rules = OutputRules::new(super::output::Overwrite::Never, PRIVATE);
     rules.check(&page)?;
     let written = single(trace, &options)?;
     whole(&page, rules, |()| true, |out| out.write_all(&written))?;
@@ -208,8 +210,10 @@ pub(super) fn open_page(trace: &Path) -> anyhow::Result<()> {
 }
 
 /// Rows of a table of a page.
+#[cfg(feature = "agent")]
 const TOP: usize = 100;
 /// The page of a recording is for whom the recording is for.
+#[cfg(feature = "agent")]
 const PRIVATE: u32 = 0o600;
 
 /// Starts a browser on the page, and does not wait for it.
