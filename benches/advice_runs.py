@@ -32,7 +32,7 @@ while True:
     while time.perf_counter() < end: pass
     if off: time.sleep(off)
 """
-# A line every so many ms: a client that asks for one token at a time.
+# Writes a line at a fixed interval in ms, as a client that asks for one token at a time.
 CLIENT = """import sys, time
 what, n, ms = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
 print("prefill 8", flush=True)

@@ -41,7 +41,7 @@ def http(port, path, body=None):
 
 @dataclasses.dataclass
 class Clients:
-    """Requests of these prompt lengths, so many at once; or so many turns of a conversation."""
+    """Requests of these prompt lengths with a number of clients, or the turns of a conversation."""
 
     prompts: tuple
     at_once: int = 1

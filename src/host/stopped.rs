@@ -259,7 +259,7 @@ mod tests {
         }
     }
 
-    /// It says back what it is told.
+    /// A child that copies its input to its output.
     fn cat() -> Own {
         let mut cat = Command::new("cat");
         Own(cat.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("cat"))

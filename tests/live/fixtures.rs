@@ -347,7 +347,7 @@ fn linked_programs_say_the_same() {
     }
 }
 
-/// Nothing shows the layout of tensors: calls and graphs are recorded, and why no ops are is told.
+/// Without a readable tensor layout, calls and graphs are recorded, and the reason for the missing ops is given.
 #[test]
 fn a_layout_that_nothing_shows_leaves_graphs() {
     let _turn = live!(beside others);

@@ -130,7 +130,7 @@ impl Runs {
         let mut marks = weights.marks(loaded, line);
         let mut mixed: HashMap<u32, &'static str> = HashMap::new();
         if line.work == RunWork::Graphs {
-            // Its parts work together, and are told apart as kinds of graphs.
+            // Its graphs form one run, listed by kind.
             marks.fill(CallIdentity::default());
         } else {
             settle(line, &mut marks, &mut mixed, &decode_sizes(loaded, line));

@@ -204,7 +204,7 @@ impl Scheduler {
         }
     }
 
-    /// Passes on what is known of threads that are off-CPU at the end.
+    /// Sends the off-CPU intervals that are still open at the end.
     pub fn close(&mut self, out: &mut dyn FnMut(&[u8])) {
         if let Way::Own(own, _) = &mut self.way {
             own.close(out);
