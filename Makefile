@@ -16,7 +16,7 @@ DRIVER := target/tests/engines
 WITHOUT_AGENT := report_cli report_run runner_cli version_cli
 C_OF_TESTS := $(wildcard tests/*/*.[ch])
 # Suites of tests/live that are not part of `make live`: devices, and kills at system calls.
-DEVICES := cuda device hexagon layers opencl vulkan vulkan_logger
+DEVICES := cuda device hexagon layers opencl vulkan
 RUST := python3 tests/suite/rust.py
 PARTS := python3 tests/suite/run.py
 
@@ -24,8 +24,8 @@ START := $(shell date +%s)
 say = @t=$$(( $$(date +%s) - $(START) )); printf '\n== %d:%02d  %s\n' $$((t / 60)) $$((t % 60)) "$(1)"
 
 .NOTPARALLEL:
-.PHONY: layers check help setup setup-build setup-demo setup-dist setup-deb build dist demo demo-llama test test-all test-change \
-    lint rebuild-check rustdoc fixtures engines driver unit test-service deb test-dist dist-check test-arm images guests-short \
+.PHONY: layers score check help setup setup-build setup-demo setup-dist setup-deb build dist demo demo-llama test test-all test-change \
+    lint rebuild-check rustdoc fixtures engines driver unit test-service deb test-dist test-cross dist-check test-arm images guests-short \
     guests boards test-arm64 asan live devices server browser spark kill no-agent flaky proptest setup-fuzz fuzz fuzz-quick kill-points faults clean
 
 ##@ Use
@@ -59,6 +59,9 @@ demo: | setup-build ## record ggml-runner on a generated model and report; needs
 
 demo-llama: | setup-demo ## the same with a real llama.cpp from its package (a few minutes the first time)
 	@scripts/demo-llama.sh
+
+score: build ## score four quantizations of a generated model by perplexity and speed (docs/SCORE.md)
+	@scripts/score.sh
 
 ##@ Test
 test: | setup ## run what a change needs: lint, unit tests, live engines, the service, two arm64 kernels
@@ -141,7 +144,7 @@ spark: | setup ## ask the questions of docs/SQL.md in Apache Spark
 
 test-service: layers | setup ## test the service: unit, init scripts, scripts for boards, Debian package, and its metrics with Prometheus
 	$(call say,files of the service)
-	$(RUST) lib plain -- daemon::metrics::tests::samples_for_other_programs
+	$(RUST) lib plain -- metrics::tests::samples_for_other_programs
 	python3 tests/service/files.py
 	python3 tests/service/installing.py
 	python3 tests/service/metrics.py
@@ -150,6 +153,10 @@ test-dist: dist | setup ## test the static binaries: size, static linking, commi
 	$(call say,tests of the static binaries)
 	tests/dist/run.sh
 	python3 tests/cross_image.py
+
+test-cross: | setup ## build with cross as docs/BUILDING.md says, in a container of podman (minutes the first time)
+	$(call say,cross in a container)
+	python3 tests/cross_build.py
 
 dist-check: | setup-dist ## check that static builds are reproducible in another directory (one more full build; TARGETS selects)
 	$(call say,reproducible builds)
@@ -228,7 +235,7 @@ no-agent: engines ## build and test without the recorder, as on systems other th
 
 CASES ?= 20000
 proptest: ## run the property tests with CASES cases each (20000), in release mode
-	PROPTEST_CASES=$(CASES) $(CARGO) test --locked --release --no-default-features
+	PROPTEST_CASES=$(CASES) $(CARGO) test --locked --release --workspace
 
 HOURS ?= 1
 JOBS ?= 2
@@ -251,8 +258,8 @@ faults: fixtures ## make each system call of recorders and services fail once, o
 	tests/kill/faults.py $(FAULTS)
 
 ##@ Measure
-BENCHES := build structure fidelity cost inside start causes budget size report export diff switches service runner ablation gpu advice predict tune
-.PHONY: $(BENCHES:%=bench-%) bench-arm-cost bench-arm-instructions bench-dataset
+BENCHES := build structure fidelity cost inside start causes budget size report export diff switches service runner ablation gpu advice predict tune adapt experts
+.PHONY: $(BENCHES:%=bench-%) bench-compare bench-arm-cost bench-arm-instructions bench-dataset
 bench-build: ## seconds of a warm build after an edit in a subcommand, the recorder, render and pfi
 bench-structure: ## hits and structure compared with the engine's own dump
 bench-fidelity: ## tokens/s and op times compared with the engine's own figures
@@ -276,9 +283,15 @@ bench-gpu: ## cost of recording a device: nodes, and kernels by the layers
 bench-switches: ## cost of a context switch with --sched
 bench-predict: ## predictions of predict compared with measured speeds
 bench-tune: ## check that the search of tune finds the best CPUs and threads on boards whose best set is known
+bench-adapt: ## tokens/s of an engine under a changing load, with and without a controller that reads watch
+bench-experts: ## caches of experts that experts predicts, compared with what ggml-runner then has
 bench-service: ## cost of the idle service, and of ten engines per second
 $(BENCHES:%=bench-%): bench-%: | setup
 	benches/$*.sh
+OLD ?= HEAD~1
+NEW ?= HEAD
+bench-compare: | setup ## two builds beside each other, OLD (HEAD~1) and NEW (HEAD): commits or directories of programs
+	benches/compare.sh $(OLD) $(NEW)
 bench-arm-cost: images ## guest instructions per op probe on arm64 kernels 5.10 to 7.2, in QEMU
 	@$(MAKE) --no-print-directory dist TARGETS=aarch64-unknown-linux-musl
 	benches/arm-cost.sh

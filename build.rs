@@ -1,69 +1,15 @@
-//! Embeds the source commit in the programs' version; compiles src/bpf/*.bpf.c and generates their libbpf-rs skeletons
-//! (feature `agent` only).
+//! Compiles src/bpf/*.bpf.c and generates their libbpf-rs skeletons.
 #![allow(clippy::expect_used, clippy::panic, reason = "a build script stops the build")]
 
-use std::path::Path;
-#[cfg(feature = "agent")]
-use std::path::PathBuf;
-use std::process::Command;
-
-/// Inputs of the programs: after a change here they differ from what the commit says. Only this package is compiled
-/// again for it: the crates below do not know the commit.
-const SOURCES: [&str; 7] = ["build.rs", "Cargo.toml", "Cargo.lock", "src", "crates", "cross", "conf"];
+use std::path::{Path, PathBuf};
 
 fn main() {
-    version();
-    #[cfg(feature = "agent")]
+    println!("cargo::rerun-if-changed=build.rs");
+    println!("cargo::rerun-if-changed=src/bpf");
     ["ops", "pmc", "process", "process_tp", "sched"].iter().for_each(|name| skeleton(name));
 }
 
-fn version() {
-    for source in SOURCES {
-        println!("cargo::rerun-if-changed={source}");
-    }
-    println!("cargo::rerun-if-env-changed=PROFINFER_COMMIT");
-    let version = std::env::var("CARGO_PKG_VERSION").expect("cargo sets CARGO_PKG_VERSION");
-    // Sources without git, e.g. from an archive, omit the commit or take it from the environment.
-    let version = match std::env::var("PROFINFER_COMMIT").ok().or_else(commit) {
-        Some(commit) if !commit.is_empty() => format!("{version} ({commit})"),
-        _ => version,
-    };
-    println!("cargo::rustc-env=PROFINFER_VERSION={version}");
-}
-
-/// The commit checked out here, followed by `, dirty` if tracked sources differ from it.
-fn commit() -> Option<String> {
-    // Sources unpacked inside another repository are not from its commit.
-    let top = Path::new(&git(&["rev-parse", "--show-toplevel"])?).canonicalize().ok()?;
-    if top != Path::new(".").canonicalize().ok()? {
-        return None;
-    }
-    // HEAD's log grows with each commit, checkout and reset, also with packed references. If there is none, watch
-    // HEAD and its branch. Do not name missing paths: cargo would rebuild every time.
-    let branch = git(&["symbolic-ref", "-q", "HEAD"]).unwrap_or_default();
-    for name in ["HEAD", "logs/HEAD", "packed-refs", &branch] {
-        let path = git(&["rev-parse", "--git-path", name]).unwrap_or_default();
-        if !name.is_empty() && Path::new(&path).is_file() {
-            println!("cargo::rerun-if-changed={path}");
-        }
-    }
-    let commit = git(&["rev-parse", "--short=12", "HEAD"])?;
-    let changed = git(&[
-        &["--no-optional-locks", "status", "--porcelain", "--untracked-files=no", "--"],
-        &SOURCES[..],
-    ]
-    .concat())?;
-    Some(if changed.is_empty() { commit } else { format!("{commit}, dirty") })
-}
-
-fn git(arguments: &[&str]) -> Option<String> {
-    let output = Command::new("git").args(arguments).output().ok().filter(|o| o.status.success())?;
-    Some(String::from_utf8(output.stdout).ok()?.trim_end().to_owned())
-}
-
-/// Compiles a program and generates its skeleton, unless both are newer than everything they are made of: this script
-/// runs after each change of a source.
-#[cfg(feature = "agent")]
+/// Compiles a program and generates its skeleton.
 fn skeleton(name: &str) {
     let out = PathBuf::from(std::env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
     let here = std::env::current_dir().expect("cargo starts build scripts in the package");
@@ -71,10 +17,6 @@ fn skeleton(name: &str) {
     let no_paths = format!("-ffile-prefix-map={}=.", here.display());
     let source = format!("src/bpf/{name}.bpf.c");
     let (object, code) = (out.join(format!("{name}.bpf.o")), out.join(format!("{name}.skel.rs")));
-    let made = out.join(format!("{name}.made"));
-    if newest("src/bpf").max(newest("build.rs")) < modified(&made) {
-        return;
-    }
     libbpf_cargo::SkeletonBuilder::new()
         .source(&source)
         .obj(&object)
@@ -86,25 +28,10 @@ fn skeleton(name: &str) {
             panic!("{source}: {e:#}\n(clang and libelf are needed: scripts/setup.sh installs them)")
         });
     pack(&object, &code);
-    std::fs::write(made, "").expect("OUT_DIR is ours");
-}
-
-/// When a file was last written; None: it is not there.
-#[cfg(feature = "agent")]
-fn modified(path: &Path) -> Option<std::time::SystemTime> {
-    std::fs::metadata(path).ok()?.modified().ok()
-}
-
-/// When the last change of a file, or of the files of a directory, was.
-#[cfg(feature = "agent")]
-fn newest(path: &str) -> Option<std::time::SystemTime> {
-    let inside = std::fs::read_dir(path).into_iter().flatten().flatten();
-    inside.map(|e| e.path()).chain([path.into()]).filter_map(|p| modified(&p)).max()
 }
 
 /// Compresses the object into the program, at a quarter of its size: the skeleton takes it from `unpacked_object`,
 /// which src/capture/skel.rs defines around it.
-#[cfg(feature = "agent")]
 fn pack(object: &Path, code: &Path) {
     let mut bytes = std::fs::read(object).expect("libbpf-cargo wrote the object");
     without_lines(&mut bytes).expect("clang wrote the line information");
@@ -130,7 +57,6 @@ fn pack(object: &Path, code: &Path) {
 /// Clears the line information of an object and the source lines it holds: the kernel would only print them next to
 /// instructions that it rejects. They make up a third of the compressed object. Nothing moves: zeros compress to
 /// almost nothing.
-#[cfg(feature = "agent")]
 fn without_lines(object: &mut [u8]) -> Option<()> {
     // Offsets: include/uapi/linux/btf.h for .BTF, tools/lib/bpf/libbpf_internal.h for .BTF.ext.
     let (ext, btf) = (section(object, ".BTF.ext")?, section(object, ".BTF")?);
@@ -159,7 +85,6 @@ fn without_lines(object: &mut [u8]) -> Option<()> {
 }
 
 /// Where a section of a 64-bit ELF file begins.
-#[cfg(feature = "agent")]
 fn section(elf: &[u8], name: &str) -> Option<usize> {
     let header = |i: usize| Some(word(elf, 0x28)? + i * 64);
     let half = |at: usize| Some(word(elf, at)? & 0xffff);
@@ -172,7 +97,6 @@ fn section(elf: &[u8], name: &str) -> Option<usize> {
 }
 
 /// A four-byte number in the byte order of BPF objects for these machines.
-#[cfg(feature = "agent")]
 fn word(bytes: &[u8], at: usize) -> Option<usize> {
     Some(u32::from_le_bytes(bytes.get(at..at + 4)?.try_into().ok()?) as usize)
 }

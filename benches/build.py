@@ -15,8 +15,8 @@ from common import ROOT, Bench, BenchError, main, spread
 
 # What is edited, and a file of it.
 EDITS = {
-    "a subcommand": "src/cli/top.rs",
-    "the recorder": "src/recorder/drain.rs",
+    "a subcommand": "programs/profinfer/src/top.rs",
+    "the recorder": "src/recorder/drain/mod.rs",
     "render": "crates/render/src/text.rs",
     "pfi": "crates/pfi/src/record.rs",
 }

@@ -18,6 +18,11 @@ import tempfile
 import time
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+# The reader for Python shares no code with the recorder's.
+sys.path.insert(0, os.path.join(ROOT, "python"))
+from profinfer.blocks import Scan, Store  # noqa: E402
+from profinfer.load import Records  # noqa: E402
+
 CACHE = os.environ.get("PROFINFER_CACHE") or os.path.join(
     os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "profinfer")
 ENGINES = ["b3889", "b4753", "b8121", "v0.5.0", "b11549"]
@@ -27,6 +32,15 @@ UNFIT = {("b3889", "gemma2"), ("b4753", "gemma2"), ("b4753", "moe-q4_0")}
 
 class BenchError(Exception):
     """The bench itself could not run; the message says what to do next."""
+
+
+def records_of(path, kind=Records):
+    """All records of a trace, which must be whole."""
+    scan = Scan(Store(path))
+    found = kind(scan)
+    if damage := scan.damage + found.damage:
+        raise BenchError(f"{path} is damaged: {damage[0]}")
+    return found
 
 
 def fits(engine, model):
@@ -73,15 +87,15 @@ def engine(name):
     return line.strip().split(" ", 1)[1]
 
 
-def model(name):
-    """Path of a generated model; name is PRESET-TYPE, such as llama1b-L4-q4_0."""
+def model(name, graph="llama"):
+    """Path of a generated model; name is PRESET-TYPE, such as llama1b-L4-q4_0. `graph` is that of `synth --graph`."""
     where = os.environ.get("PROFINFER_MODELS") or os.path.join(CACHE, "models")
-    path = os.path.join(where, name + ".gguf")
+    path = os.path.join(where, name + ("" if graph == "llama" else f"-{graph}") + ".gguf")
     if not os.path.exists(path):
         os.makedirs(where, exist_ok=True)
         preset, kind = name.rsplit("-", 1)
         part = f"{path}.{os.getpid()}"
-        sh([binary("ggml-runner"), "synth", preset, part, "--type", kind, "--force"], stderr=subprocess.DEVNULL)
+        sh([binary("ggml-runner"), "synth", preset, part, "--type", kind, "--graph", graph, "--force"], stderr=subprocess.DEVNULL)
         os.replace(part, path)
     return path
 

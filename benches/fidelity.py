@@ -7,46 +7,34 @@ run backwards count as errors, not as negative parts.
 """
 
 import itertools
-import os
 import statistics
-import sys
 
-from common import ENGINES, ROOT, Bench, Scratch, engine, fits, main, model, quartiles, record_command, report
-
-sys.path.insert(0, os.path.join(ROOT, "tests"))
-import format_second_reader as pfi  # noqa: E402
+from common import ENGINES, Bench, Scratch, engine, fits, main, model, quartiles, record_command, records_of, report
+from profinfer.wire import busy_slices, wall_slices
 
 MODELS = ["llama1b-L4-q4_0", "moe-q4_0", "gemma2-q4_0"]
-GRAPH, SLICES = 13, 14
 
 
-def records(path):
-    """(kind, fields, bytes after them) of the calls and slices."""
-    for payload, first in pfi.blocks(path):
-        calls = pfi.Calls(first)
-        for kind, r in pfi.records(payload):
-            if kind in pfi.RULES:
-                yield kind, *calls.take(kind, r)
+def slices_of(record):
+    """(start, length or None) of each slice of a record."""
+    if record.barrier:
+        starts, ends, _, unseen, _ = busy_slices(record.data, record.n, record.t)
+        return [(start, None if i in unseen else end - start) for i, (start, end) in enumerate(zip(starts, ends))]
+    # The next slice begins where one ends.
+    starts, ends, _ = wall_slices(record.data, record.n, record.t)
+    last = None if ends[-1] is None else ends[-1] - starts[-1]
+    return [*((start, None) for start in starts[:-1]), (starts[-1], last)]
 
 
 def graphs(path):
     """(start, duration, whether ops end at a barrier, thread 0's slices) of each complete CPU graph of one token."""
-    parts = {}
-    for kind, fields, data in records(path):
-        if kind == SLICES:
-            graph, ith, _, _, _, n, t, barrier = fields
-            if ith == 0:
-                parts.setdefault(graph, []).extend(pfi.slices(n, t, barrier, data))
-                if not barrier:
-                    # The last varint of the data is that slice's length.
-                    last = pfi.Bytes(data)
-                    lengths = [last.u() for _ in range(n)]
-                    start, _ = parts[graph][-1]
-                    parts[graph][-1] = (start, lengths[-1] or None)
-        elif kind == GRAPH:
-            seq, _, _, _, _, _, _, _, ubatch, t, dur, _, _, barrier, cut = fields
-            if ubatch == 1 and not cut and seq in parts:
-                yield t, dur, barrier, parts.pop(seq)
+    parts, records = {}, records_of(path)
+    for record in records.of("Slices"):
+        if record.ith == 0:
+            parts.setdefault(record.graph, []).extend(slices_of(record))
+    for graph in records.of("CpuGraph"):
+        if graph.ubatch == 1 and not graph.cut and graph.seq in parts:
+            yield graph.t, graph.dur, graph.barrier, parts.pop(graph.seq)
 
 
 def parts_of(start, dur, slices):

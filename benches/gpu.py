@@ -24,10 +24,9 @@ import subprocess
 import sys
 
 import gpu_truth
-from common import ROOT, Bench, BenchError, Scratch, binary, driver, engine, main, model, quartiles, sh, target_dir
-
-sys.path.insert(0, os.path.join(ROOT, "tests"))
-import format_second_reader as reader  # noqa: E402
+from common import (ROOT, Bench, BenchError, Scratch, binary, driver, engine, main, model, quartiles, records_of, sh,
+                    target_dir)  # fmt: skip
+from profinfer.wire import unzigzag, varints
 
 ICD = "/usr/share/vulkan/icd.d"
 # Targets of the op level and of the layers, on the larger model: CPU time per token against none.
@@ -94,23 +93,17 @@ ALPHA = 0.99
 LONG, LONG_ALPHA = 4000, 0.95
 # Runs of a row: short kernels feel other work more.
 ALPHA_ROUNDS, SHORT_ROUNDS = 3, 11
-DEVICE_KERNELS = 30
 
 
 def kernels_of(trace):
     """(host's time, start, ns on the device) of each kernel in a trace."""
     found = []
-    for payload, first in reader.blocks(trace):
-        for kind, r in reader.records(payload):
-            if kind != DEVICE_KERNELS:
-                continue
-            *_, t, data = r.fields("uuuuuiy")
-            host, data = first + t, reader.Bytes(data)
-            while data.more():
-                data.u()
-                to_host, *to_start, end = (reader.unzigzag(data.u()) for _ in range(5))
-                host += to_host
-                found.append((host, host + sum(to_start), end))
+    for record in records_of(trace).of("DeviceKernels"):
+        host, values = record.t, varints(record.data)
+        for i in range(0, len(values), 6):
+            to_host, *to_start, end = map(unzigzag, values[i + 1:i + 6])
+            host += to_host
+            found.append((host, host + sum(to_start), end))
     return found
 
 

@@ -7,13 +7,10 @@ most 2 %.
 """
 
 import os
-import sys
 import time
 
-from common import ROOT, Bench, BenchError, Driver, Recorder, Scratch, engine, main, model, record_command, report
-
-sys.path.insert(0, os.path.join(ROOT, "tests"))
-import format_second_reader as pfi  # noqa: E402
+from common import (Bench, BenchError, Driver, Records, Recorder, Scratch, engine, main, model, record_command, records_of,
+                    report)  # fmt: skip
 
 MODEL = "llama1b-L4-q4_0"
 RATE = 130
@@ -24,15 +21,23 @@ GROUPS = {14: "slices", **dict.fromkeys((10, 11, 12, 13), "tokens, graphs, split
           **dict.fromkeys((5, 6, 7, 8, 9), "structure")}
 
 
+class Sizes(Records):
+    """Bytes of the records by purpose."""
+
+    def __init__(self, scan):
+        self.found = {}
+        super().__init__(scan)
+
+    def _record(self, body, *_):
+        # All kinds are below 128: a byte.
+        group, size = GROUPS.get(body[0], "the rest"), len(body)
+        self.found[group] = self.found.get(group, 0) + size + (1 if size < 128 else 2)
+
+
 def parts(path):
     """Number of blocks, and bytes of the records by purpose."""
-    found, blocks = {}, 0
-    for payload, _ in pfi.blocks(path):
-        blocks += 1
-        for kind, r in pfi.records(payload):
-            group, size = GROUPS.get(kind, "the rest"), len(r.data)
-            found[group] = found.get(group, 0) + size + (1 if size < 128 else 2)
-    return blocks, found
+    sizes = records_of(path, Sizes)
+    return sizes.blocks, sizes.found
 
 
 def bytes_per_slice(bench, tmp, name, tokens):

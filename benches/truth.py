@@ -1,17 +1,9 @@
-"""Compares a trace's structure, read by the reader written from docs/FORMAT.md alone, with the engine's own dump."""
+"""Compares a trace's structure, read by the reader for Python, with the engine's own dump."""
 
 import json
-import os
-import sys
 
-from common import ROOT
+from common import records_of
 
-sys.path.insert(0, os.path.join(ROOT, "tests"))
-import format_second_reader as pfi  # noqa: E402
-
-OPDEF, TYPEDEF, TENSOR, PLAN, GRAPH = 5, 6, 7, 8, 13
-# Field indices: plan + 1 and t of a CpuGraph, ty of a Tensor.
-PLAN_OF, T, TYPE = 5, 9, 7
 # Nodes that newer engines do not run at all, and the flag that a node needs to run.
 NO_WORK = {"NONE", "RESHAPE", "VIEW", "PERMUTE", "TRANSPOSE"}
 COMPUTE = 16
@@ -22,33 +14,16 @@ class Trace:
     """Tensors by id, plans by id, and the plan of each CPU graph in order."""
 
     def __init__(self, path):
-        self.ops, self.types, self.tensors, self.plans, graphs = {}, {}, {}, {}, []
-        for payload, first in pfi.blocks(path):
-            told, calls = pfi.Tensors(), pfi.Calls(first)
-            for kind, r in pfi.records(payload):
-                if kind == OPDEF:
-                    op, name, desc = r.fields("uss")
-                    self.ops[op] = (name, desc)
-                elif kind == TYPEDEF:
-                    ty, name = r.fields("us")
-                    self.types[ty] = name
-                elif kind == TENSOR:
-                    self._tensor(*told.take(r))
-                elif kind == PLAN:
-                    plan, _, _, hits = r.fields("uuuy")
-                    self.plans[plan] = list(flat(hits))
-                elif kind in pfi.RULES:
-                    values, _ = calls.take(kind, r)
-                    if kind == GRAPH:
-                        graphs.append((values[T], values[PLAN_OF] - 1))
-        self.graphs = [plan for _, plan in sorted(graphs)]
-
-    def _tensor(self, v, name):
-        slots = [v[i] for i in pfi.SRC[:v[pfi.N_SRC]]]
-        sources = [v[pfi.ID] - (0 if s == 0xFFFFFFFF else s) & 0xFFFFFFFF for s in slots if s]
-        self.tensors[v[pfi.ID]] = {"addr": v[pfi.ADDR], "name": name.decode(), "op": self.ops.get(v[pfi.OP]),
-                                   "type": self.types.get(v[TYPE]), "ne": [v[i] for i in pfi.NE], "src": sources,
-                                   "nb": [v[i] for i in pfi.NB] if v[pfi.STRIDED] else [], "known": v[pfi.KNOWN]}
+        records = records_of(path)
+        ops = {op.id: (op.name, op.desc) for op in records.of("OpDef")}
+        types = {of.id: of.name for of in records.of("TypeDef")}
+        # Tensors of a fused op follow one another.
+        self.plans = {plan.id: [t for both in records.plan(plan.id) for t in both if t is not None]
+                      for plan in records.of("Plan")}
+        self.graphs = [plan for _, plan in sorted((graph.t, graph.plan) for graph in records.of("CpuGraph"))]
+        self.tensors = {t.id: {"addr": t.addr, "name": t.name, "op": ops.get(t.op), "type": types.get(t.type),
+                               "ne": list(t.ne), "src": [s for s in t.src if s is not None], "nb": list(t.nb or ())}
+                        for t in records.tensors.values()}
 
     def nodes(self, plan):
         return [self.tensors[t] for t in self.plans[plan]]
@@ -58,17 +33,6 @@ class Trace:
         sources = [self.tensors[s] for s in node["src"]]
         return (node["addr"], node["name"], node["op"], node["type"], node["ne"],
                 [(s["addr"], s["name"], s["op"] and s["op"][0], s["type"], s["ne"]) for s in sources])
-
-
-def flat(hits):
-    """Ids of the tensors of a plan; those of a fused op follow one another."""
-    hits, tensor = pfi.Bytes(hits), 0
-    while hits.more():
-        v = hits.u()
-        tensor = tensor + pfi.unzigzag(v >> 1) & 0xFFFFFFFF
-        yield tensor
-        if v & 1:
-            yield tensor + pfi.unzigzag(hits.u()) & 0xFFFFFFFF
 
 
 def dump(path, engine):

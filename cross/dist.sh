@@ -21,16 +21,15 @@ features() { # target
 }
 
 # Each target has its own directory: cargo locks the build directory, and linking, which takes most of the time, uses
-# one thread.
+# one thread. Both programs in one call: each crate, and the standard library, is compiled once for both.
 compile() { # target
     export CARGO_TARGET_DIR=$built/dist/$1
-    local build=(cross/cargo.sh "$1" rustc --locked --profile small --no-default-features --features "$(features "$1")")
-    # Identical functions are merged; not in ggml-runner, where a probe on one would hit the other. Equal parts of
-    # functions are not made functions of their own: that saves 7 % of profinfer, for more calls in its loops.
-    "${build[@]}" --bin profinfer -- -Clink-arg=--icf=all -Cllvm-args=-enable-machine-outliner=never
-    # The option after -- applies at link time: each function keeps the setting its crate was compiled with
-    # (Cargo.toml).
-    "${build[@]}" --bin ggml-runner -- -Copt-level=3
+    # Of profinfer alone: identical functions are merged (PROFINFER_MERGE, programs/version.rs). Equal parts of functions
+    # are not made functions of their own: that saves 7 % of it, for more calls in its loops.
+    local own='["-Cllvm-args=-enable-machine-outliner=never"]'
+    PROFINFER_MERGE=1 cross/cargo.sh "$1" build --locked --profile small --package profinfer --package ggml-runner --bins \
+        -Zprofile-rustflags --config "profile.small.package.profinfer.rustflags=$own" \
+        --no-default-features --features "profinfer/$(features "$1")"
     cross/layers.sh "$1" "$CARGO_TARGET_DIR/made"
 }
 

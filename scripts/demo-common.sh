@@ -54,9 +54,8 @@ measure_peaks() {
 }
 
 report() {
-    step "profinfer report --verbose --phase decode --top 8 demo.pfi"
+    step "profinfer report --by op --phase decode --top 6 demo.pfi"
+    target/release/profinfer report --by op --phase decode --top 6 "$trace"
     echo
-    target/release/profinfer report --verbose --phase decode --top 8 "$trace"
-    echo
-    step "done; the whole report: target/release/profinfer report $trace"
+    step "done; the whole report: target/release/profinfer report --all $trace"
 }

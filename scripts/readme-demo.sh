@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Writes the output of `make demo` between README.md's demo markers: its steps and the main lines of the report. Only
+# Writes the output of `make demo` between README.md's demo markers: its steps, the verdict and a table. Only
 # full lines are omitted, with a marker; long lines are truncated, paths shortened.
 #
 # usage: readme-demo.sh [FILE]   FILE: output of an earlier `make demo 2>&1`, instead of running it
@@ -16,10 +16,9 @@ STEP = re.compile(r"\[\d+:\d\d\] ")
 # Lines kept of a section, identified by its heading: selected by line number and text. Of all others only the steps
 # are kept.
 KEEP = {
-    "Model ": lambda at, line: True,
-    "Prefill and decode": lambda at, line: True,
-    "Operators by op,": lambda at, line: at < 8,
-    "Recording quality": lambda at, line: at == 0 or re.match(r"  (recording|op hits|recorder|overhead) ", line),
+    # The engine's last lines, and the verdict.
+    "tokens: ": lambda at, line: re.match(r"(profinfer:|Model|Recording|Decode|Prefill|A token|Limit|Advice|Details| )", line),
+    "Operators by op,": lambda at, line: True,
 }
 CUT = "[…]"
 MARK = "<!-- demo: begin", "<!-- demo: end -->"

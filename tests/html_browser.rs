@@ -40,7 +40,9 @@ fn slices() -> Vec<u8> {
 fn used(pages: &[(&str, String)]) -> Option<Value> {
     let dir = tempfile::tempdir().unwrap();
     let mut command = Command::new("python3");
-    command.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/html/browser.py")).current_dir(dir.path());
+    command
+        .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/html/browser.py"))
+        .current_dir(dir.path());
     // Kept for manual inspection.
     if let Some(shots) = std::env::var_os("HTML_SHOTS") {
         command.arg("--shots").arg(shots);

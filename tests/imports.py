@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""Checks the architecture: imports between directories, no import cycle of more than four files, and who starts programs.
+"""Checks the architecture: imports between the folders of a crate, no import cycle of more than four files, who starts programs,
+and the table of crates in CONTRIBUTING.md.
 
-Cargo rejects upward imports between crates; the directories of src/ are one crate, so their imports are checked here. Tests
-inside a file may import anything. `--figures` prints the cycles."""
+Cargo rejects upward imports between crates; the folders of a crate are checked here. Tests inside a file may import anything.
+`--figures` prints the cycles. `--write` writes the table of crates from the manifests."""
 
 import re
 import sys
@@ -10,43 +11,24 @@ import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-# Crates, and the workspace crates that each may depend on.
-CRATES = {
-    "common": set(),
-    "pfi": {"common"},
-    "kernels": set(),
-    "inside": set(),
-    "tune": {"common"},
-    "ggml": {"common", "kernels"},
-    "runner": {"common", "ggml", "kernels"},
-    "analysis": {"common", "ggml", "pfi"},
-    "dataset": {"analysis", "common", "ggml", "pfi"},
-    "tune": {"common"},
-    "render": {"analysis", "common", "pfi", "tune"},
+# Folders of a crate, lowest first: each imports only those before it.
+ROOMS = {
+    "agent": ["capture", "recorder"],
+    "analysis": ["recorded", "sums", "questions", "streams"],
 }
-# Directories of src/, lowest first, and the crates that each may use. A directory imports only earlier ones.
-FOLDERS = {
-    "host": {"common", "pfi"},
-    "engine": {"common"},
-    "capture": {"common", "inside", "pfi"},
-    "recorder": {"common", "ggml", "pfi"},
-    "daemon": {"common", "ggml", "pfi"},
-    "tuner": {"analysis", "common", "pfi", "tune"},
-    "cli": set(CRATES),
-}
-# Files of src/ that start programs. Under sudo a program that the user names must not run as root: what is started as the
-# user calls host::child::run_as, and every other file starts only programs that root trusts already.
+# Files that start programs, with their crate. Under sudo a program that the user names must not run as root: what is started
+# as the user calls machine::child::run_as, and every other file starts only programs that root trusts already.
 USERS = "a program of the user's"
 STARTS = {
-    "cli/html.rs": "a browser, never under sudo",
-    "cli/remote/client.rs": "ssh and hdc, as the caller of profinfer",
-    "cli/selftest.rs": "this program, and its ggml-runner",
-    "capture/inside/measure.rs": "true, to measure a hit",
-    "daemon/hook.rs": "the configuration's program, as the configuration says",
-    "daemon/idle_peaks.rs": "this program",
-    "host/target.rs": USERS,
-    "tuner/help.rs": USERS,
-    "tuner/trial.rs": "this program",
+    "profinfer/html.rs": "a browser, never under sudo",
+    "profinfer/remote/client.rs": "ssh and hdc, as the caller of profinfer",
+    "profinfer/selftest/mod.rs": "this program, and its ggml-runner",
+    "agent/capture/inside/measure.rs": "true, to measure a hit",
+    "service/hook/mod.rs": "the configuration's program, as the configuration says",
+    "service/resident/idle_peaks.rs": "this program",
+    "machine/target.rs": USERS,
+    "trials/help.rs": USERS,
+    "trials/trial.rs": "this program",
 }
 # Maximum number of files in an import cycle.
 CIRCLE = 4
@@ -117,12 +99,12 @@ def absolute(path, module):
 
 
 def imports(modules, read=lambda file: file.read_text()):
-    """(module, line number, path as written, module or crate that it leads to) of a crate's imports."""
+    """(module, line number, path as written, module that it leads to) of a crate's imports."""
+    names = packages()
     for module, file in modules.items():
         for line, path in paths(code_of(read(file))):
             child = (*module, path[0]) in modules
-            if path[0] in CRATES and not child:
-                yield module, line, path, path[0]
+            if path[0] in names and not child:
                 continue
             to = absolute(["self", *path] if child else path, module)
             while to is not None and to not in modules:
@@ -131,28 +113,21 @@ def imports(modules, read=lambda file: file.read_text()):
                 yield module, line, path, to
 
 
-def upward(modules, found):
-    """Imports in src/ that the table does not allow."""
-    order = list(FOLDERS)
+def upward(crate, modules, found):
+    """Imports between folders of a crate that ROOMS does not allow."""
+    order = ROOMS.get(crate, [])
     for module, line, path, to in found:
-        here = module[0] if module and module[0] in FOLDERS else None
-        if here is None:
+        if not module or not to or module[0] == to[0] or not {module[0], to[0]} <= set(order):
             continue
-        if isinstance(to, str):
-            wrong = to not in FOLDERS[here]
-        else:
-            wrong = bool(to) and to[0] in FOLDERS and order.index(to[0]) > order.index(here)
-        if wrong:
-            file = modules[module].relative_to(ROOT)
-            yield f"{file}:{line}: `{'::'.join(path)}`: {here} may not import {to if isinstance(to, str) else to[0]}"
+        if order.index(to[0]) > order.index(module[0]):
+            yield f"{modules[module].relative_to(ROOT)}:{line}: `{'::'.join(path)}`: {module[0]} may not import {to[0]}"
 
 
 def circles(found):
     """Sets of modules that import each other (Tarjan's strongly connected components), of more than one."""
     edges = {}
     for module, _, _, to in found:
-        if not isinstance(to, str):
-            edges.setdefault(module, set()).add(to)
+        edges.setdefault(module, set()).add(to)
     index, low, stack, out = {}, {}, [], []
 
     def visit(v):
@@ -176,72 +151,121 @@ def circles(found):
     return out
 
 
-def crates():
-    """Dependencies between crates that the table does not allow."""
-    for name in sorted(p.parent.name for p in ROOT.glob("crates/*/Cargo.toml")):
-        # A workspace of its own, which uses nothing here.
-        if "[workspace]" in (ROOT / "crates" / name / "Cargo.toml").read_text():
-            continue
-        if name not in CRATES:
-            yield f"crates/{name}: tests/imports.py does not say what it may depend on"
-            continue
-        manifest = tomllib.loads((ROOT / "crates" / name / "Cargo.toml").read_text())
-        for dependency in sorted(set(manifest.get("dependencies", {})) & set(CRATES) - CRATES[name]):
-            yield f"crates/{name}/Cargo.toml: it may not depend on {dependency}"
+def packages():
+    """Name -> (folder, manifest) of the packages, each after those that it depends on; tests' own are left out."""
+    found = {}
+    for folder in tomllib.loads((ROOT / "Cargo.toml").read_text())["workspace"]["members"] + ["."]:
+        manifest = tomllib.loads((ROOT / folder / "Cargo.toml").read_text())
+        if not folder.startswith("tests/"):
+            found[manifest["package"]["name"]] = (folder, manifest)
+    order = {}
+
+    def add(name):
+        if name not in order:
+            for dependency in sorted(set(found[name][1].get("dependencies", {})) & set(found)):
+                add(dependency)
+            order[name] = found[name]
+
+    for name in sorted(found):
+        add(name)
+    return order
+
+
+def table():
+    """The table of crates: folder, description, and the crates that it depends on, of its manifest."""
+    all_of = packages()
+    rows = ["| crate | what it is | uses |", "|---|---|---|"]
+    for folder, manifest in all_of.values():
+        uses = [name for name in all_of if name in manifest.get("dependencies", {})]
+        rows.append(f"| `{'src' if folder == '.' else folder}` | {manifest['package']['description']} | {', '.join(uses)} |")
+    return "\n".join(rows)
+
+
+def page(write):
+    """What is wrong with the table in CONTRIBUTING.md."""
+    file, marks = ROOT / "CONTRIBUTING.md", ("<!-- crates: begin -->\n", "\n<!-- crates: end -->")
+    before, _, rest = file.read_text().partition(marks[0])
+    old, _, after = rest.partition(marks[1])
+    if old == table():
+        return []
+    if write:
+        file.write_text(before + marks[0] + table() + marks[1] + after)
+        return []
+    return ["CONTRIBUTING.md: the table of crates is not that of their manifests: python3 tests/imports.py --write"]
+
+
+# Packages that build without clang and libbpf, which `machine` needs.
+ANYWHERE = ["cli", "dataset", "ggml-runner"]
+
+
+def anywhere():
+    """What makes one of ANYWHERE depend on `machine`."""
+    all_of = packages()
+    for name in ANYWHERE:
+        todo, seen = [name], set()
+        while todo:
+            at = todo.pop()
+            uses = [n for n in all_of[at][1].get("dependencies", {}) if n in all_of and n not in seen]
+            if "machine" in uses:
+                yield f"{all_of[at][0]}/Cargo.toml: {name} depends on `machine` by it, and must build without libbpf"
+            seen.update(uses)
+            todo += uses
 
 
 def starts(file, text):
-    """What is wrong with a file of src/ that starts programs."""
+    """What is wrong with a file that starts programs."""
     code = code_of(text)
-    name = str(file.relative_to(ROOT / "src"))
+    crate, _, name = str(file.relative_to(ROOT)).partition("src/")
+    name = f"{Path(crate).name or 'agent'}/{name}"
     if not re.search(r"\bCommand::new\(|\bexecv", code):
-        return [f"src/{name}: starts no program any more: take it from tests/imports.py"] if name in STARTS else []
+        return [f"{file}: starts no program any more: take it from tests/imports.py"] if name in STARTS else []
     if name not in STARTS:
-        return [f"src/{name}: starts a program, and tests/imports.py does not say which and as whom"]
+        return [f"{file}: starts a program, and tests/imports.py does not say which and as whom"]
     if STARTS[name] == USERS and "run_as(" not in code:
-        return [f"src/{name}: starts {USERS} without host::child::run_as"]
+        return [f"{file}: starts {USERS} without machine::child::run_as"]
     return []
 
 
-def self_test(modules):
+def self_test():
     """Deliberately wrong imports are detected; correct ones are not reported."""
-    file = modules[("host", "maps")]
-    wrong = ["use crate::recorder::drain::Drain;", "use crate::{host::open, engine::elf};", "fn f() { crate::cli::run(); }",
-             "use super::super::capture::event::KINDS;", "use analysis::load::Loaded;"]
-    right = ["use super::open;", "use crate::host::{capset, open};", "use pfi::record::Detail;", "// crate::cli::run()",
+    modules = files_of(ROOT / "src")
+    low, high = modules[("capture", "source")], modules[("recorder", "qos")]
+    wrong = ["use crate::recorder::drain::Drain;", "use crate::{recorder::qos, capture::event};", "use super::super::recorder::qos::Qos;"]
+    right = ["use super::event;", "use crate::capture::{event, features};", "use machine::open;", "// crate::recorder::run()",
              "#[cfg(test)]\nmod tests {\n    use crate::recorder::drain::Drain;\n}"]
-    for text, count in [(t, 1) for t in wrong] + [(t, 0) for t in right]:
-        found = imports({**modules}, lambda f, text=text: text if f == file else "")
-        assert len(list(upward(modules, found))) == count, text
-    for text, name, count in [("Command::new(x)", "host/maps.rs", 1), ("", "host/maps.rs", 0), ("", "tuner/help.rs", 1),
-                              ("Command::new(x)", "tuner/help.rs", 1), ("Command::new(x); run_as(x)", "tuner/help.rs", 0)]:
-        assert len(starts(ROOT / "src" / name, text)) == count, (text, name)
-    a, b = ("host", "maps"), ("host", "open")
-    texts = {modules[a]: "use super::open;", modules[b]: "use crate::host::maps::FileId;"}
-    assert circles(imports(modules, lambda f: texts.get(f, ""))) == [["host/maps", "host/open"]]
+    for file, text, count in [*((low, t, 1) for t in wrong), *((low, t, 0) for t in right), (high, "use crate::capture::event::X;", 0)]:
+        found = imports(modules, lambda f, file=file, text=text: text if f == file else "")
+        assert len(list(upward("agent", modules, found))) == count, text
+    for text, name, count in [("Command::new(x)", "src/capture/event.rs", 1), ("", "src/capture/event.rs", 0),
+                              ("", "crates/trials/src/help.rs", 1), ("Command::new(x)", "crates/trials/src/help.rs", 1),
+                              ("Command::new(x); run_as(x)", "crates/trials/src/help.rs", 0)]:
+        assert len(starts(ROOT / name, text)) == count, (text, name)
+    a, b = ("capture", "event"), ("capture", "features")
+    texts = {modules[a]: "use super::features;", modules[b]: "use crate::capture::event::KINDS;"}
+    assert circles(imports(modules, lambda f: texts.get(f, ""))) == [["capture/event", "capture/features"]]
+
+
+# Crates whose files may start programs only as STARTS says: those that run where a recorder does.
+WATCHED = {"agent", "engine", "inspector", "machine", "profinfer", "service", "trials"}
 
 
 def main():
-    found = list(crates())
-    own = files_of(ROOT / "src")
-    self_test(own)
-    for folder in sorted({m[0] for m in own if len(m) > 1} - set(FOLDERS)):
-        found.append(f"src/{folder}: tests/imports.py does not say what it may import")
-    # Tests in files of their own may start what they like.
-    for file in sorted(f for f in own.values() if f.stem != "tests"):
-        found += starts(file, file.read_text())
-    for folder in [ROOT / "src", *sorted(ROOT.glob("crates/*/src"))]:
-        modules = files_of(folder)
+    self_test()
+    found = page("--write" in sys.argv) + list(anywhere())
+    for name, (folder, _) in packages().items():
+        modules = files_of(ROOT / folder / "src")
+        # Tests in files of their own may start what they like.
+        for file in sorted(f for f in modules.values() if name in WATCHED and f.stem != "tests"):
+            found += starts(file, file.read_text())
         all_of = list(imports(modules))
-        if folder == ROOT / "src":
-            found += upward(modules, all_of)
+        found += upward(name, modules, all_of)
         for circle in circles(all_of):
             if "--figures" in sys.argv:
-                print(f"{folder.relative_to(ROOT)}: {len(circle)} in a circle: {' '.join(circle)}")
+                print(f"{name}: {len(circle)} in a circle: {' '.join(circle)}")
             if len(circle) > CIRCLE:
-                found.append(f"{folder.relative_to(ROOT)}: {len(circle)} files import each other: {' '.join(circle)}")
-            if len({c.split("/")[0] for c in circle} & set(FOLDERS)) > 1:
-                found.append(f"{folder.relative_to(ROOT)}: a circle across folders: {' '.join(circle)}")
+                found.append(f"{name}: {len(circle)} files import each other: {' '.join(circle)}")
+            if len({c.split("/")[0] for c in circle} & set(ROOMS.get(name, []))) > 1:
+                found.append(f"{name}: a circle across folders: {' '.join(circle)}")
     print("\n".join(found), file=sys.stderr, end="\n" if found else "")
     return 1 if found else 0
 

@@ -8,9 +8,8 @@
     reason = "a test program"
 )]
 
-mod common;
-
 use std::alloc::{GlobalAlloc, Layout, System};
+use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -56,8 +55,16 @@ fn addresses(engine: &RunnerEngine) -> Vec<usize> {
     own.into_iter().chain(nodes.iter().flat_map(|n| [&raw const **n as usize, n.data as usize])).collect()
 }
 
-fn engine(preset: &str, threads: usize) -> RunnerEngine {
-    let path = common::model(preset, "q8_0");
+fn engine(preset: &str, graph: &str, threads: usize) -> RunnerEngine {
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = dir.path().join("model.gguf");
+    let mut synth = Command::new(env!("CARGO_BIN_EXE_ggml-runner"));
+    let out = synth
+        .args(["synth", preset, "--type", "q8_0", "--graph", graph])
+        .arg(&path)
+        .output()
+        .expect("ggml-runner runs");
+    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
     let model = Model::load(&path, Isa::best(), Placement::Packed, |_, _| {}).expect("a model");
     let settings = EngineSettings {
         context: 512,
@@ -81,8 +88,9 @@ fn decode(engine: &mut RunnerEngine, count: usize) {
 
 #[test]
 fn tokens_allocate_nothing_and_move_nothing() {
-    for (preset, threads) in [("tiny", 1), ("moe", 2), ("gemma2", 2)] {
-        let mut engine = engine(preset, threads);
+    let models = [("tiny", "llama", 1), ("moe", "llama", 2), ("gemma2", "llama", 2), ("moe", "exported", 2)];
+    for (preset, graph, threads) in models {
+        let mut engine = engine(preset, graph, threads);
         let prompt: Vec<i32> = (0..200).map(|i| 3 + i % 250).collect();
         engine.decode(&prompt).expect("logits");
         decode(&mut engine, 2);

@@ -22,6 +22,8 @@ COPYRIGHT = ROOT / "conf" / "debian" / "copyright"
 LINUX = ["--filter-platform", "x86_64-unknown-linux-gnu"]
 REGISTRY = "registry+https://github.com/rust-lang/crates.io-index"
 
+# The program that has the dependencies of both.
+PROGRAM = "programs/profinfer"
 # The features of the programs that we distribute (cross/dist.sh).
 STATIC = ["--no-default-features", "--features", "vendored"]
 # Licences accepted in the programs that we distribute. They contain libelf, used under GPL-2+, whose version 2 does not go
@@ -213,7 +215,7 @@ def metadata_of(folder, *more):
 
 def distributed():
     """The packages linked into the programs and the layers."""
-    everything = [metadata_of(".", *LINUX, *STATIC), metadata_of("crates/layers", *LINUX)]
+    everything = [metadata_of(PROGRAM, *LINUX, *STATIC), metadata_of("crates/layers", *LINUX)]
     return [p for metadata in everything for p in metadata["packages"] if p["id"] in shipped(metadata)]
 
 
@@ -316,8 +318,8 @@ def check():
     found = []
     advisories, day = known(ADVISORIES.read_text())
     ours = {tomllib.loads(p.read_text())["package"]["name"]
-            for p in [ROOT / "Cargo.toml", *sorted(ROOT.glob("crates/*/Cargo.toml")), ROOT / "fuzz/Cargo.toml",
-                      *sorted(ROOT.glob("crates/layers/*/Cargo.toml")), ROOT / "tests/dist/panic/Cargo.toml"]
+            for p in [ROOT / "Cargo.toml", ROOT / "fuzz/Cargo.toml", ROOT / "tests/dist/panic/Cargo.toml",
+                      *(p for folder in ("crates", "crates/layers", "programs") for p in ROOT.glob(f"{folder}/*/Cargo.toml"))]
             if "[package]" in p.read_text()}
     crates = set()
     for name in LOCKS:
@@ -327,8 +329,8 @@ def check():
             found.append(f"{name}: {fault}")
     for each in (r for all_ in advisories.values() for _, ranges, _ in all_ for r in ranges):
         within(each, "1.0.0")
-    found += licences(metadata_of("."))
-    found += [f"static programs: {fault}" for fault in licences(metadata_of(".", *STATIC), DISTRIBUTED)]
+    found += licences(metadata_of(PROGRAM))
+    found += [f"static programs: {fault}" for fault in licences(metadata_of(PROGRAM, *STATIC), DISTRIBUTED)]
     found += [f"crates/layers: {fault}" for fault in licences(metadata_of("crates/layers"), DISTRIBUTED)]
     found += [f"fuzz: {fault}" for fault in licences(metadata_of("fuzz"), linked=None)]
     if copyright_file(COPYRIGHT.read_text(), distributed()) != COPYRIGHT.read_text():

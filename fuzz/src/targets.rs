@@ -1,6 +1,6 @@
 //! The fuzz targets: every reader of bytes that another user, process, file or kernel may have written, as a
 //! function of those bytes. A target fails by panicking; the caller detects timeouts and excessive memory use.
-//! `tests/fuzz_corpus.rs` runs the same functions in every test run.
+//! `tests/plain/fuzz_corpus.rs` runs the same functions in every test run.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -8,35 +8,34 @@ use std::io::{BufReader, Write};
 use std::os::fd::FromRawFd;
 use std::sync::OnceLock;
 
-use analysis::attribution::verdict::Peak;
-use analysis::load::{LoadProgress, load};
-use analysis::opencl;
-use analysis::predict_model::{KnownPeaks, PredictOptions, predict};
+use agent::capture::event::KIND_NAMES;
+use agent::capture::inside::area::Area;
+use agent::capture::inside::moved;
+use agent::capture::structure::Reading;
+use agent::capture::submissions::{SOURCES, decode, join::Joined};
+use agent::recorder::drain::Drain;
+use analysis::questions::predict_model::{KnownPeaks, PredictOptions, predict};
+use analysis::recorded::load::{LoadProgress, load};
+use analysis::sums::attribution::verdict::Peak;
+use cli::args::{Args, Parsed};
+use engine::discover;
+use engine::elf::{ElfFile, ElfMachine};
+use engine::ladder::Ladder;
+use engine::layout::Layout;
+use engine::tables::{Tables, TypeTrait};
 use ggml::gguf::reader::Gguf;
 use ggml::gguf::types::TYPES;
 use ggml::model_shape::ModelShape;
+use machine::kernel::event_format::EventFormat;
+use machine::maps;
 use pfi::record::{Footer, Header, Level, SourceKind, TransportKind};
 use pfi::{BLOCK_HEADER, Encoder, EncoderConfig, FILE_HEADER, Trace};
-use profinfer::capture::event::KIND_NAMES;
-use profinfer::capture::inside::area::Area;
-use profinfer::capture::inside::moved;
-use profinfer::capture::structure::Reading;
-use profinfer::capture::submissions::{SOURCES, decode, join::Joined};
-use profinfer::cli::args::{Args, Parsed};
-use profinfer::cli::conf;
-use profinfer::daemon::readers;
-use profinfer::engine::discover;
-use profinfer::engine::elf::{ElfFile, ElfMachine};
-use profinfer::engine::ladder::Ladder;
-use profinfer::engine::layout::Layout;
-use profinfer::engine::tables::{Tables, TypeTrait};
-use profinfer::host::event_format::EventFormat;
-use profinfer::host::maps;
-use profinfer::recorder::drain::Drain;
+use profinfer::conf;
 use render::table::Style;
 use render::timeline::merge::free_sequence;
 use runner::model::Params;
 use runner::tokenizer::Tokenizer;
+use service::readers;
 
 #[path = "../../tests/all_views/mod.rs"]
 #[allow(dead_code, reason = "the tests of views use more of it")]
@@ -52,7 +51,7 @@ pub struct Target {
     pub valid: fn(&[u8]) -> bool,
 }
 
-pub const TARGETS: [Target; 13] = [
+pub const TARGETS: [Target; 12] = [
     Target { name: "trace", run: trace, valid: |b| whole(b).is_some_and(|t| !t.blocks().is_empty()) },
     Target { name: "views", run: views, valid: |b| whole(b).is_some_and(|t| !t.blocks().is_empty()) },
     Target {
@@ -63,7 +62,6 @@ pub const TARGETS: [Target; 13] = [
     Target { name: "elf", run: elf, valid: |b| ElfFile::from_bytes(b.to_vec(), "x").is_ok() },
     Target { name: "config", run: config, valid: |b| std::str::from_utf8(b).is_ok() },
     Target { name: "merge", run: merge, valid: |b| free_sequence(&mut BufReader::new(b)).is_ok() },
-    Target { name: "opencl", run: open_cl, valid: |b| device(b).is_ok() },
     Target { name: "socket", run: socket, valid: |b| !b.is_empty() },
     Target { name: "events", run: events, valid: |b| drained(b).1 > 0 },
     Target { name: "proc", run: proc, valid: |b| !b.is_empty() },
@@ -267,25 +265,6 @@ fn config(bytes: &[u8]) {
 
 fn merge(bytes: &[u8]) {
     if let Err(why) = free_sequence(&mut BufReader::new(bytes)) {
-        assert!(!why.to_string().is_empty());
-    }
-}
-
-/// A recording with splits on an OpenCL device.
-fn with_splits() -> &'static Trace {
-    static TRACE: OnceLock<Trace> = OnceLock::new();
-    TRACE.get_or_init(|| Trace::from_bytes(include_bytes!("../opencl.pfi").to_vec()).expect("it is whole"))
-}
-
-/// The device's trace, a zero byte, its table.
-fn device(bytes: &[u8]) -> Result<opencl::Profile, opencl::NoProfile> {
-    let mut parts = bytes.splitn(2, |b| *b == 0).map(String::from_utf8_lossy);
-    let (json, csv) = (parts.next().unwrap_or_default(), parts.next());
-    opencl::profile(&load(with_splits(), &LoadProgress::default()), &json, csv.as_deref())
-}
-
-fn open_cl(bytes: &[u8]) {
-    if let Err(why) = device(bytes) {
         assert!(!why.to_string().is_empty());
     }
 }

@@ -69,6 +69,8 @@ _PLAIN_KINDS = (
     (39, "Memory", "pid:u32 tid:u32 t:time context:u64 what:clear|remove|copy|keep|shift|save|load|divide seq:i64 to:i64 "
      "from:i64 until:i64", None),
     (40, "ServerTask", "pid:u32 tid:u32 t:time task:i64 seq:u64?", None),
+    (41, "SamplerName", "id:u32 name:str why:str", "id"),
+    (42, "SamplerCall", "sampler:u32 pid:u32 tid:u32 t:time dur:u64 within:u64 accept:bool", None),
 )
 
 _PREDICTED_KINDS = (

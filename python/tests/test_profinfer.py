@@ -15,7 +15,7 @@ from collections import Counter, defaultdict
 
 import profinfer
 from profinfer.crc32c import crc32c
-from test_second_reader import traces
+from test_counts import traces
 from writer import Calls, footer, header, op, pair, plan, predicted, record, tensor, text, trace, varint, zigzag
 
 PROGRAM = os.environ.get("PROFINFER")

@@ -16,11 +16,11 @@ enum ev_answer btf_answer;
 struct ev_tensors *btf_tensors;
 struct ev_kernels *btf_kernels;
 struct ev_batch *btf_batch;
-struct ev_ticks *btf_ticks;
 struct ev_ubatch *btf_ubatch;
 struct ev_memory *btf_memory;
 enum memory_what btf_memory_what;
 struct ev_task *btf_task;
+struct ev_sampler *btf_sampler;
 enum batch_layout btf_layout;
 enum ev_phase btf_phase;
 enum ev_what btf_what;
@@ -69,10 +69,32 @@ const volatile struct ops_constants k = {};
 
 /* Bounds that clang knows, and the verifier does not. */
 #define MASK(x, bits) asm volatile("%0 &= %1" : "+r"(x) : "i"(bits))
+
+const volatile __u32 never = 0;
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PROG_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, __u32);
+} no_programs SEC(".maps");
+
+/*
+ * Keeps a program on the stack of its thread. From 6.13 on, the kernel gives large programs a stack
+ * of the CPU (bpf_enable_priv_stack in kernel/bpf/verifier.c) and takes those of uprobes for such
+ * that nothing preempts; on a preemptible kernel another thread's run of the same program then
+ * overwrites it. Programs with a tail call get none. The verifier drops this one: it costs nothing.
+ */
+static __always_inline void own_stack(void)
+{
+	if (never)
+		bpf_tail_call(0, &no_programs, 0);
+}
 #else
 /* In the engine's own process (crates/inside): those of the engine whose function was called. */
 #define k (*inside_constants)
 #define MASK(x, bits) ((x) &= (bits))
+#define own_stack() ((void)0)
 #endif
 
 #include "send.h"
@@ -149,6 +171,7 @@ static __always_inline struct proc *recorded(__u32 tgid)
 {
 	struct proc *p = bpf_map_lookup_elem(&targets, &tgid);
 
+	own_stack();
 	return p && (p->engines & ENGINE) ? p : 0;
 }
 

@@ -30,10 +30,10 @@ enum ev_kind {
 	EV_NODE,
 	EV_KERNELS,
 	EV_BATCH,
-	EV_TICKS,
 	EV_UBATCH,
 	EV_MEMORY,
 	EV_TASK,
+	EV_SAMPLER,
 	EV_KINDS,
 };
 
@@ -225,19 +225,18 @@ struct ev_task {
 	__s32 slot;
 };
 
-#define TICKS_CHUNK 40
-/*
- * The program has fetched `total` timestamps of a device, n of them here from the one with index `first`;
- * h.ts is when the call returned. Or, with `total` 0, it has been told the length of a device's tick, ns.
- */
-struct ev_ticks {
+/* ev_sampler.does */
+#define SAMPLER_APPLIED 0  /* llama_sampler_apply: it changes the candidates, or chooses one */
+#define SAMPLER_ACCEPTED 1 /* llama_sampler_accept: takes the chosen token */
+
+/* A call of a sampler ended at h.ts, within one that is the phase `sampling`. */
+struct ev_sampler {
 	struct ev_hdr h;
-	__u64 device; /* VkDevice */
-	__u32 total;
-	__u32 first;
-	__u32 n;
-	__u32 period; /* bits of a float */
-	__u64 tick[TICKS_CHUNK];
+	__u64 start;
+	__u64 table;  /* address of its functions, by which its kind is known; 0: not read */
+	__u64 within; /* ns in calls of other samplers that it made */
+	__u32 does;
+	__u32 unused;
 };
 
 /*

@@ -27,6 +27,7 @@ enum { false = 0, true = 1 };
 enum bpf_map_type {
 	BPF_MAP_TYPE_HASH = 1,
 	BPF_MAP_TYPE_ARRAY = 2,
+	BPF_MAP_TYPE_PROG_ARRAY = 3,
 	BPF_MAP_TYPE_PERF_EVENT_ARRAY = 4,
 	BPF_MAP_TYPE_PERCPU_ARRAY = 6,
 	BPF_MAP_TYPE_LRU_HASH = 9,
@@ -52,7 +53,7 @@ struct pt_regs;
 #error "x86-64 and arm64 only"
 #endif
 
-/* Fields whose offsets vary by kernel: libbpf sets them (src/host/btf.rs supplies them). */
+/* Fields whose offsets vary by kernel: libbpf sets them (crates/machine/src/kernel/btf.rs supplies them). */
 struct task_struct {
 	int pid;
 	int tgid;

@@ -12,7 +12,6 @@
 #include "ubatch.h"
 #include "dispatch.h"
 #include "batch.h"
-#include "ticks.h"
 #include "offload.h"
 #include "structure.h"
 #include "experts.h"

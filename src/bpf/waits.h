@@ -85,6 +85,7 @@ int wait_exit(struct pt_regs *ctx)
 	struct waits *w;
 	__u32 tid = id;
 
+	own_stack();
 	w = bpf_map_lookup_elem(&waits, &tid);
 	if (!w || w->tgid != id >> 32)
 		return 0;

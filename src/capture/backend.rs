@@ -10,9 +10,10 @@ use crate::capture::inside::scheduler::Beside;
 use crate::capture::perf::{self, Perf};
 use crate::capture::pmc::follow::SharedCounters;
 use crate::capture::source::{BackendChoice, CaptureOptions, Sink, Source};
-use crate::host::btf::Btf;
-use crate::host::diagnose::{self, Act};
-use crate::host::{namespaces, privileges, tracing};
+use machine::diagnose::{self, Act};
+use machine::kernel::btf::Btf;
+use machine::kernel::namespaces;
+use machine::{privileges, tracing};
 use pfi::record::{self, TransportKind};
 
 /// A backend.

@@ -16,11 +16,11 @@ use crate::capture::source::{CaptureOptions, EventStats, FeatureStatus, Guard, P
 use crate::capture::structure::Reading;
 use crate::capture::transport::Transport;
 use crate::capture::uprobe::Uprobes;
-use crate::engine::layout::Layout;
-use crate::engine::probes::Prog;
-use crate::engine::tables::Tables;
-use crate::host::btf::{Btf, TaskOffsets};
-use crate::host::diagnose::{Act, KernelError};
+use engine::layout::Layout;
+use engine::probes::Prog;
+use engine::tables::Tables;
+use machine::diagnose::{Act, KernelError};
+use machine::kernel::btf::{Btf, TaskOffsets};
 use pfi::record::Availability;
 
 /// Poll interval while there is no engine to get events from.

@@ -12,9 +12,9 @@ use crate::capture::inside::measure::{self, MeasureError};
 use crate::capture::pmc::follow::SharedCounters;
 use crate::capture::source::{CaptureOptions, GpuDetail, Probe, Prober, Source, Structure};
 use crate::capture::structure::Reading;
-use crate::engine::layout::Layout;
-use crate::engine::probes::Prog;
-use crate::engine::tables::Tables;
+use engine::layout::Layout;
+use engine::probes::Prog;
+use engine::tables::Tables;
 
 /// A way to record an op.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

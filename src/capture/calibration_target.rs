@@ -2,8 +2,8 @@
 
 use std::arch::global_asm;
 
-use crate::engine::layout::Layout;
-use crate::host::usage;
+use engine::layout::Layout;
+use machine::usage;
 
 // Three functions with the prologue that compilers generate, and a loop that calls two of them as a node loop does:
 // profinfer_walk(params, tensors, count, pool). A probe is placed on the first instruction of each or on a later

@@ -19,17 +19,18 @@ use crate::capture::pmc::{self, Counters};
 use crate::capture::process;
 use crate::capture::source::{CaptureOptions, GpuDetail, Structure};
 use crate::capture::structure::Reading;
-use crate::engine::discover::DiscoveredEngine;
-use crate::engine::elf::ElfMachine;
-use crate::engine::examine::{self, ExaminedEngine, ExaminedTarget, SiteCost, Subject};
-use crate::engine::layout::Layout;
-use crate::engine::tables::Tables;
-use crate::host::btf::Btf;
-use crate::host::check::{Check, CheckResult};
-use crate::host::diagnose::{self, Act};
-use crate::host::kconfig::Kconfig;
-use crate::host::privileges::Cap;
-use crate::host::{machine, namespaces, privileges, sensors, target_state, tracing};
+use engine::discover::DiscoveredEngine;
+use engine::elf::ElfMachine;
+use engine::examine::{self, ExaminedEngine, ExaminedTarget, SiteCost, Subject};
+use engine::layout::Layout;
+use engine::tables::Tables;
+use machine::check::{Check, CheckResult};
+use machine::diagnose::{self, Act};
+use machine::kernel::btf::Btf;
+use machine::kernel::kconfig::Kconfig;
+use machine::kernel::namespaces;
+use machine::privileges::Cap;
+use machine::{hardware, privileges, sensors, target_state, tracing};
 
 /// Buffer of the trial load, bytes: the default of a recording.
 const BUFFER: u64 = 8 << 20;
@@ -97,6 +98,8 @@ pub struct WayCost {
 /// What to check, and in how much detail.
 #[derive(Debug, Default)]
 pub struct Ask<'a> {
+    /// The program that asks, and its version.
+    pub tool: &'static str,
     pub subject: Option<&'a Subject>,
     /// Place no probes, so no hit is measured.
     pub no_probe: bool,
@@ -109,7 +112,7 @@ pub struct Ask<'a> {
 pub fn checkup(ask: &Ask<'_>) -> Checkup {
     diagnose::capture_libbpf_log();
     let rights = privileges::read();
-    let m = machine::read();
+    let m = hardware::read();
     let (target, engines) = match ask.subject {
         Some(s) => {
             let (target, engines) = examine::examine(s);
@@ -148,7 +151,7 @@ pub fn checkup(ask: &Ask<'_>) -> Checkup {
     };
     let op_site = target.as_ref().and_then(|t| t.engines.first()).and_then(|e| e.op_site);
     let mut all = Checkup {
-        tool: crate::TOOL,
+        tool: ask.tool,
         machine: MachineFacts {
             kernel: m.kernel,
             arch: m.arch,

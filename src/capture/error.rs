@@ -1,17 +1,17 @@
 //! Errors of a recording.
 
-use crate::host::sensors::SensorError;
+use machine::sensors::SensorError;
 use std::io;
 use std::path::{Path, PathBuf};
 
 use crate::capture::inside::door::DoorError;
 use crate::capture::inside::moved::NoRoom;
 use crate::capture::inside::refused::Refused;
-use crate::engine::discover::DiscoverError;
-use crate::host::diagnose::KernelError;
-use crate::host::namespaces::ForeignNamespace;
-use crate::host::tracefs::TracefsError;
-use crate::host::tracing::NoAnswer;
+use engine::discover::DiscoverError;
+use machine::diagnose::KernelError;
+use machine::kernel::namespaces::ForeignNamespace;
+use machine::kernel::tracefs::TracefsError;
+use machine::tracing::NoAnswer;
 use pfi::WriteError;
 
 /// Advice for a command that was not found in PATH.
@@ -120,6 +120,11 @@ pub enum ProbeError {
     NoRoom(NoRoom),
     #[error("another program is there already")]
     Taken,
+    #[error(
+        "process {0} has the same file and is recorded from inside, or was: jumps in its code would send it astray after a \
+         probe of the kernel, and perf events need the probe in all processes"
+    )]
+    JumpsThere(u32),
     #[error("no such probe")]
     NoProbe,
     #[error("its thread has ended")]

@@ -2,16 +2,16 @@
 
 use crate::capture::skel::types::{
     ev_batch, ev_call, ev_counted, ev_counter, ev_experts, ev_hdr, ev_kernels, ev_kind, ev_memory, ev_nodes,
-    ev_offcpu, ev_op, ev_task, ev_tensor, ev_tensors, ev_ticks, ev_ubatch, ev_waits, ev_what,
+    ev_offcpu, ev_op, ev_sampler, ev_task, ev_tensor, ev_tensors, ev_ubatch, ev_waits, ev_what,
 };
-use crate::engine::layout::TENSOR_RAW;
-use crate::engine::probes::{PHASES, WAITS};
+use engine::layout::TENSOR_RAW;
+use engine::probes::{PHASES, WAITS};
 
 pub use crate::capture::skel::types::{
     batch_layout as BatchLayout, ev_batch as Batch, ev_call as Call, ev_counted as Counted,
     ev_experts as Experts, ev_hdr as Head, ev_kernels as Kernels, ev_memory as Memory, ev_nodes as Nodes,
-    ev_offcpu as OffCpuEvent, ev_op as Op, ev_task as Task, ev_tensor as Tensor, ev_tensors as Tensors,
-    ev_ticks as Ticks, ev_ubatch as Ubatch, memory_what as MemoryWhat,
+    ev_offcpu as OffCpuEvent, ev_op as Op, ev_sampler as Sampler, ev_task as Task, ev_tensor as Tensor,
+    ev_tensors as Tensors, ev_ubatch as Ubatch, memory_what as MemoryWhat,
 };
 
 // The tables of probed functions match the enums of the BPF programs.
@@ -46,13 +46,11 @@ pub const KIND_NAMES: [&str; KINDS] = [
     "node",
     "kernels",
     "batch",
-    "ticks",
     "ubatch",
     "memory",
     "task",
+    "sampler",
 ];
-/// Timestamps in one event, as in src/bpf/event.h.
-pub const TICKS_CHUNK: usize = 40;
 /// Chunks of a batch in one event, as in src/bpf/event.h.
 pub const CHUNKS: usize = 8;
 /// Bits of `ev_ubatch.what`, as in src/bpf/event.h.
@@ -130,13 +128,13 @@ pub enum Event<'a> {
     Kernels(&'a Kernels),
     /// A batch was written for an NPU, or its response was read.
     Batch(&'a Batch),
-    /// Timestamps of a device that the engine has fetched, or the length of a tick.
-    Ticks(&'a Ticks),
     /// The tokens of a batch or a part of it.
     Ubatch(&'a Ubatch),
     /// The program changes a context's memory.
     Memory(&'a Memory),
     Task(&'a Task),
+    /// A call of a sampler has ended.
+    Sampler(&'a Sampler),
 }
 
 /// The event at the start of `bytes`, and the index of its kind. None if the bytes are not an event: too short for
@@ -169,10 +167,10 @@ pub fn parse(bytes: &[u8]) -> Option<(usize, Event<'_>)> {
         ev_kind::EV_NODE => Event::Node(view(bytes)?),
         ev_kind::EV_KERNELS => Event::Kernels(view(bytes)?),
         ev_kind::EV_BATCH => Event::Batch(view(bytes)?),
-        ev_kind::EV_TICKS => Event::Ticks(view(bytes)?),
         ev_kind::EV_UBATCH => Event::Ubatch(view(bytes)?),
         ev_kind::EV_MEMORY => Event::Memory(view(bytes)?),
         ev_kind::EV_TASK => Event::Task(view(bytes)?),
+        ev_kind::EV_SAMPLER => Event::Sampler(view(bytes)?),
         _ => return None,
     };
     Some((kind, event))
@@ -197,13 +195,13 @@ unsafe impl Plain for ev_kernels {}
 // SAFETY: as above.
 unsafe impl Plain for ev_batch {}
 // SAFETY: as above.
-unsafe impl Plain for ev_ticks {}
-// SAFETY: as above.
 unsafe impl Plain for ev_ubatch {}
 // SAFETY: as above.
 unsafe impl Plain for ev_memory {}
 // SAFETY: as above.
 unsafe impl Plain for ev_task {}
+// SAFETY: as above.
+unsafe impl Plain for ev_sampler {}
 // SAFETY: as above.
 unsafe impl Plain for ev_op {}
 // SAFETY: as above.
@@ -259,10 +257,10 @@ mod tests {
         // No padding: the size is the sum of the fields.
         assert_eq!(size_of::<ev_call>(), 24 + 6 * 4 + 2 * 8 + 16);
         assert_eq!(size_of::<ev_batch>(), 24 + 2 * 8 + 4 * 4);
-        assert_eq!(size_of::<ev_ticks>(), 24 + 8 + 4 * 4 + 8 * TICKS_CHUNK);
         assert_eq!(size_of::<ev_ubatch>(), 24 + 4 * 4 + 16 * CHUNKS);
         assert_eq!(size_of::<ev_memory>(), 24 + 8 + 6 * 4);
         assert_eq!(size_of::<ev_task>(), 24 + 8 + 2 * 4);
+        assert_eq!(size_of::<ev_sampler>(), 24 + 3 * 8 + 2 * 4);
         assert_eq!(size_of::<ev_nodes>(), 24 + 8 + 8 + 48 * 12);
         assert_eq!(size_of::<ev_experts>(), 24 + 3 * 8 + 6 * 4 + 64 * 4);
         assert_eq!(size_of::<ev_offcpu>(), 24 + 3 * 8 + 4 * 4 + 2 * 2 + 4 + 3 * 16);

@@ -1,6 +1,6 @@
 //! Kernel features, detected by trying them and never by version: vendors backport.
 
-use crate::host::check::{Check, CheckResult};
+use machine::check::{Check, CheckResult};
 use std::ffi::CStr;
 use std::fs;
 use std::io::ErrorKind;
@@ -13,12 +13,12 @@ use perf_event_open_sys as perf;
 use crate::capture::calibration_target::{self, Function, Spot};
 use crate::capture::multi;
 use crate::capture::sched;
-use crate::host::btf::Btf;
-use crate::host::diagnose::{self, Act};
-use crate::host::kconfig::Kconfig;
-use crate::host::privileges::Privileges;
-use crate::host::tracefs as definitions;
-use crate::host::tracepoint;
+use machine::diagnose::{self, Act};
+use machine::kernel::btf::Btf;
+use machine::kernel::kconfig::Kconfig;
+use machine::kernel::tracefs as definitions;
+use machine::kernel::tracepoint;
+use machine::privileges::Privileges;
 
 /// A kernel error number, positive.
 type Errno = i32;

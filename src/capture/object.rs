@@ -13,8 +13,8 @@ use crate::capture::skel::ops::{OpsSkel, OpsSkelBuilder};
 use crate::capture::skel::types::{ev_counter, ops_constants};
 use crate::capture::source::{CaptureOptions, EventStats, GpuDetail, Structure};
 use crate::capture::structure::Reading;
-use crate::engine::backends::CPU_GUID;
-use crate::engine::probes::Prog;
+use engine::backends::CPU_GUID;
+use engine::probes::Prog;
 
 /// Maps that all objects of a recording share.
 pub struct Maps {
@@ -146,7 +146,7 @@ impl LoadedObject {
             open.maps.accounts.reuse_fd(c.accounts.as_fd())?;
             open.maps.settings.reuse_fd(c.settings.as_fd())?;
         }
-        crate::host::pulse::slow();
+        machine::helper::pulse::slow();
         Ok(LoadedObject { skel: open.load()? })
     }
 
@@ -189,11 +189,6 @@ impl LoadedObject {
             Prog::BatchWritten => &p.batch_written,
             Prog::BatchRead => &p.batch_read,
             Prog::BatchAnswered => &p.batch_answered,
-            Prog::TicksFetch => &p.ticks_fetch,
-            Prog::TicksFetched => &p.ticks_fetched,
-            Prog::PeriodAsk => &p.period_ask,
-            Prog::PeriodAsk2 => &p.period_ask2,
-            Prog::PeriodTold => &p.period_told,
             Prog::GraphEnter => &p.graph_enter,
             Prog::GraphExit => &p.graph_exit,
             Prog::Op => &p.op_enter,
@@ -203,6 +198,8 @@ impl LoadedObject {
             Prog::Tokenize => &p.phase_tokenize,
             Prog::Detokenize => &p.phase_detokenize,
             Prog::Sampling => &p.phase_sampling,
+            Prog::SamplerApply => &p.sampler_apply,
+            Prog::SamplerAccept => &p.sampler_accept,
             Prog::Load => &p.phase_load,
             Prog::PhaseExit => &p.phase_exit,
             Prog::WaitBackend => &p.wait_backend,

@@ -14,9 +14,9 @@ use crate::capture::object::Maps;
 use crate::capture::skel::process::ProcessSkelBuilder;
 use crate::capture::skel::process_tp::ProcessTpSkelBuilder;
 use crate::capture::source::CaptureOptions;
-use crate::host::btf::{Btf, TaskOffsets};
-use crate::host::diagnose::{Act, KernelError};
-use crate::host::tracepoint;
+use machine::diagnose::{Act, KernelError};
+use machine::kernel::btf::{Btf, TaskOffsets};
+use machine::kernel::tracepoint;
 
 /// Makes an object use the maps of the recording, whichever object created them.
 macro_rules! share {

@@ -5,9 +5,11 @@ use std::fs;
 use std::io::Write;
 use std::mem::MaybeUninit;
 use std::os::fd::AsFd;
+use std::path::Path;
 
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
 use libbpf_rs::{Link, MapCore, MapFlags, OpenObject};
+use machine::proc::StatFields;
 
 use crate::capture::error::SchedError;
 use crate::capture::event::{self, FLAG_CUT, Head, OffCpuEvent, STATE_NEW};
@@ -16,10 +18,11 @@ use crate::capture::process::share;
 use crate::capture::skel::sched::{SchedSkel, SchedSkelBuilder};
 use crate::capture::skel::types::{ev_answer, ev_kind, ev_phase};
 use crate::capture::source::{CaptureOptions, FeatureStatus, Guard, Sink};
-use crate::host::btf::TaskOffsets;
-use crate::host::diagnose::{Act, KernelError};
-use crate::host::kallsyms::{self, KernelFunction};
-use crate::host::{tracefs, tracepoint, usage};
+use machine::diagnose::{Act, KernelError};
+use machine::kernel::btf::TaskOffsets;
+use machine::kernel::kallsyms::{self, KernelFunction};
+use machine::kernel::{tracefs, tracepoint};
+use machine::usage;
 use pfi::record::{Availability, OffCpu, Tristate};
 use pfi::{Encoder, WriteError};
 
@@ -222,10 +225,7 @@ pub fn comm(tid: u32) -> [u8; 16] {
 }
 
 fn lives(pid: u32, tid: u32) -> bool {
-    let stat = fs::read_to_string(format!("/proc/{pid}/task/{tid}/stat")).unwrap_or_default();
-    stat.rsplit(')')
-        .next()
-        .is_some_and(|rest| !matches!(rest.trim_start().chars().next(), None | Some('Z' | 'X')))
+    StatFields::read(Path::new(&format!("/proc/{pid}/task/{tid}/stat"))).is_some_and(|s| s.is_alive())
 }
 
 /// The event of a thread that is still off-CPU at `end`, if the table's value says so.

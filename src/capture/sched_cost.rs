@@ -10,7 +10,7 @@ use std::time::Duration;
 use crate::capture::backend::CaptureBackend;
 use crate::capture::error::RecordError;
 use crate::capture::source::{CaptureOptions, FeatureStatus, GpuDetail, Source, Structure};
-use crate::host::{machine, usage};
+use machine::{hardware, usage};
 use pfi::record::Availability;
 
 /// Rounds per batch, with two switches each, and number of batches. The result is the 10th percentile of all
@@ -85,14 +85,14 @@ fn rounds(times: &mut [u64]) -> io::Result<()> {
     let cpu = u32::try_from(unsafe { libc::sched_getcpu() }).unwrap_or(0);
     let ((mut heard, mut call), (mut answered, mut answer)) = (pipe()?, pipe()?);
     let echo = move || {
-        machine::bind(cpu)?;
+        hardware::bind(cpu)?;
         while heard.read(&mut [0])? == 1 {
             answer.write_all(&[0])?;
         }
         io::Result::Ok(())
     };
     let ask = move || {
-        machine::bind(cpu)?;
+        hardware::bind(cpu)?;
         let mut round = || call.write_all(&[0]).and_then(|()| answered.read_exact(&mut [0]));
         for time in times {
             let start = usage::now();

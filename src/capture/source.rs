@@ -1,7 +1,7 @@
 //! Where a recording's events come from. Both backends produce the same events (`event`), so later stages need not
 //! know which one is used.
 
-use crate::engine::probes::{Prog, Role};
+use engine::probes::{Prog, Role};
 use std::cell::RefCell;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use crate::capture::error::{ProbeError, RecordError, SchedError};
 use crate::capture::event::{COUNTERS, KINDS};
 use crate::capture::structure::Reading;
 use crate::capture::transport;
-use crate::host::halt::Halt;
+use machine::halt::Halt;
 use pfi::record::Availability;
 use serde::{Deserialize, Serialize};
 

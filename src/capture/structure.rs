@@ -3,8 +3,8 @@
 
 use std::io::Write;
 
-use crate::engine::layout::Layout;
-use crate::engine::tables::Tables;
+use engine::layout::Layout;
+use engine::tables::Tables;
 use pfi::{Encoder, ITSELF, TensorDesc, WriteError};
 
 /// Maximum number of tensors, all processes together. A model of 80 layers has about 4,000 in one graph.

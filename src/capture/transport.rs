@@ -10,7 +10,7 @@ use libbpf_rs::{MapHandle, PerfBuffer, PerfBufferBuilder, RingBuffer, RingBuffer
 
 use crate::capture::event;
 use crate::capture::source::Sink;
-use crate::host::usage;
+use machine::usage;
 
 /// Events wait this long for older ones from other CPUs. A program takes an event's timestamp some microseconds
 /// before sending it.
@@ -55,11 +55,11 @@ impl Transport {
     pub fn poll(&mut self, timeout: Duration) {
         match self {
             Transport::Ring { ring, wake } => {
-                crate::host::wake::epoll(wake.as_fd(), timeout);
+                machine::wake::epoll(wake.as_fd(), timeout);
                 let _ = ring.consume();
             }
             Transport::Perf { buffer, order, sink } => {
-                crate::host::wake::poll(&mut [], timeout);
+                machine::wake::poll(&mut [], timeout);
                 let before = usage::now();
                 let _ = buffer.consume();
                 order.borrow_mut().release(before.saturating_sub(SLACK_NS), &mut |b| sink.borrow_mut()(b));

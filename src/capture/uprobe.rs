@@ -24,8 +24,8 @@ use crate::capture::error::ProbeError;
 use crate::capture::multi;
 use crate::capture::perf::event::{self, failed};
 use crate::capture::source::{Guard, Probe};
-use crate::host::diagnose::KernelError;
-use crate::host::tracefs::{self, Definition, Tracefs, TracefsError};
+use machine::diagnose::KernelError;
+use machine::kernel::tracefs::{self, Definition, Tracefs, TracefsError};
 
 /// Lowest number for descriptors that should be closed last when a process dies. The kernel closes descriptors in
 /// ascending order, and closing one that holds a definition takes long. The breakpoints should be gone before that.

@@ -8,8 +8,8 @@
 //! involved.
 
 use crate::capture::event;
-use crate::engine::probes::WAITS;
 use crate::recorder::calls::{CallKind, ComputedBy, OpenCall};
+use engine::probes::WAITS;
 use ggml::backend_guid;
 use pfi::record::{Availability, Device};
 

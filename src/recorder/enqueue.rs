@@ -52,8 +52,6 @@ struct SplitHits {
 pub struct EnqueueHits {
     splits: Vec<SplitHits>,
     groups: Vec<Group>,
-    /// When the first of these began.
-    begin: u64,
     /// Hits outside any split, or beyond the room for them.
     pub unplaced: u64,
 }
@@ -64,7 +62,6 @@ impl Default for EnqueueHits {
         EnqueueHits {
             splits: (0..SPLITS).map(|_| split()).collect(),
             groups: Vec::with_capacity(MAX_NODES),
-            begin: 0,
             unplaced: 0,
         }
     }
@@ -153,22 +150,11 @@ impl EnqueueHits {
             return Ok(SplitFit::Misfit);
         }
         if let Some(t) = begin {
-            self.begin = t;
             let groups = self.groups.iter().map(|g| (g.nodes, g.ns));
             let run = EnqueueRun { first, t: t as i64, ..run };
             enc.enqueued(&run, groups).inspect_err(|_| self.groups.clear())?;
         }
         Ok(SplitFit::Fits)
-    }
-
-    /// When the host began to enqueue each group that the last call of `write` has written.
-    pub fn starts(&self) -> impl ExactSizeIterator<Item = u64> + Clone {
-        let mut next = self.begin;
-        self.groups.iter().map(move |g| {
-            let t = next;
-            next = next.saturating_add(g.ns);
-            t
-        })
     }
 
     /// The kernels of each group that the last call of `write` has written; none the next time.

@@ -5,11 +5,11 @@ use std::io::Write;
 use crate::capture::event::{KIND_NAMES, KINDS};
 use crate::capture::skel::types::ev_counter;
 use crate::capture::source::{Count, EventStats};
-use crate::engine::probes::Role;
-use crate::host::usage;
 use crate::recorder::attached::AttachedEngine;
 use crate::recorder::drain::{Drain, Shown};
 use crate::recorder::verify;
+use engine::probes::Role;
+use machine::usage;
 use pfi::WriteError;
 use pfi::record::{Footer, KindCount, RungRecord};
 
@@ -34,7 +34,6 @@ pub fn rungs<W: Write>(
             Role::Phase => wanted.contains(r),
             Role::Kernel => a.rung(Role::Kernel).is_some(),
             Role::Dispatch | Role::Batch | Role::Ubatch | Role::Memory | Role::Task => a.rung(*r).is_some(),
-            Role::Ticks => wanted.contains(r) && a.rung(*r).is_some(),
             Role::Node => a.own.is_some() || a.rung(Role::Wait).is_some(),
             _ => true,
         };

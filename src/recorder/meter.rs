@@ -1,7 +1,7 @@
 //! The speed of each recorded process, and of a run of several, from their calls alone: first token, rate,
 //! quantiles. Allocates only when created.
 
-/// How many durations of decoded tokens are kept, the newest.
+/// How many calls that decode are kept, the newest.
 const NEWEST: usize = 256;
 /// The rate covers the newest tokens within this time, ns.
 const RATE_NS: u64 = 10_000_000_000;
@@ -9,6 +9,16 @@ const RATE_NS: u64 = 10_000_000_000;
 const PARTS: u32 = 16;
 const FROM: u32 = 10;
 const BUCKETS: usize = (32 * PARTS) as usize;
+
+/// A call that decodes.
+#[derive(Debug, Clone, Copy, Default)]
+struct Decoded {
+    /// When it returned, CLOCK_MONOTONIC ns, and its duration.
+    end: u64,
+    dur: u64,
+    /// Tokens, one of each sequence.
+    tokens: u32,
+}
 
 /// One process.
 pub struct Meter {
@@ -19,8 +29,6 @@ pub struct Meter {
     pub ended: bool,
     /// Nor is any other process of the run that it is the first of.
     pub over: bool,
-    /// Tokens decoded.
-    pub tokens: u64,
     /// Calls that have returned.
     pub calls: u64,
     /// Of those, the ones whose end on a device was not seen: no timing includes them.
@@ -29,8 +37,10 @@ pub struct Meter {
     first: Option<(u64, u64)>,
     /// When the last call returned, CLOCK_MONOTONIC ns.
     pub last: u64,
-    /// End and duration of the newest tokens, ns; a ring buffer.
-    newest: Box<[(u64, u64)]>,
+    /// Rate of its run when a child of it ended.
+    pub before: Option<f64>,
+    /// The newest calls that decode; a ring buffer.
+    newest: Box<[Decoded]>,
     next: usize,
     buckets: Box<[u32]>,
 }
@@ -49,12 +59,13 @@ fn middle(bucket: usize) -> u64 {
     (1 << doubling) + part * step + step / 2
 }
 
-/// Number and rate, per second of decoding time, of tokens with these ends and durations, ns. None: they took no
-/// time, or more than can be.
-fn rate(mut tokens: impl Iterator<Item = (u64, u64)>) -> Option<(usize, f64)> {
-    let add = |(n, ns): (usize, u64), (_, dur)| Some((n + 1, ns.checked_add(dur)?));
-    let (n, ns) = tokens.try_fold((0, 0), add)?;
-    (ns > 0).then(|| (n, n as f64 * 1e9 / ns as f64))
+/// Number of these calls, and their tokens per second of their time. None: they took no time, or more than can be.
+fn rate(mut calls: impl Iterator<Item = Decoded>) -> Option<(usize, f64)> {
+    let add = |(n, tokens, ns): (usize, u64, u64), call: Decoded| {
+        Some((n + 1, tokens + u64::from(call.tokens), ns.checked_add(call.dur)?))
+    };
+    let (n, tokens, ns) = calls.try_fold((0, 0, 0), add)?;
+    (ns > 0).then(|| (n, tokens as f64 * 1e9 / ns as f64))
 }
 
 impl Meter {
@@ -64,52 +75,51 @@ impl Meter {
             run,
             ended: false,
             over: false,
-            tokens: 0,
             calls: 0,
             unseen: 0,
             first: None,
             last: 0,
-            newest: vec![(0, 0); NEWEST].into(),
+            before: None,
+            newest: vec![Decoded::default(); NEWEST].into(),
             next: 0,
             buckets: vec![0; BUCKETS].into(),
         }
     }
 
-    /// A call returned at `t` after `dur` ns: of one token (decode), or of a prompt.
-    pub fn call(&mut self, t: u64, dur: u64, decode: bool) {
-        self.count(t, dur, decode);
-        if decode {
-            self.newest[self.next] = (t, dur);
+    /// A call returned at `t` after `dur` ns. `tokens`: how many it decoded; 0: it is of a prompt.
+    pub fn call(&mut self, t: u64, dur: u64, tokens: u32) {
+        self.count(t, dur, tokens);
+        if tokens > 0 {
+            self.newest[self.next] = Decoded { end: t, dur, tokens };
             self.next = (self.next + 1) % NEWEST;
         }
     }
 
     /// The same for a call of another process of the run: it is counted, but does not change this process's rate.
-    pub fn count(&mut self, t: u64, dur: u64, decode: bool) {
+    pub fn count(&mut self, t: u64, dur: u64, tokens: u32) {
         (self.calls, self.last) = (self.calls + 1, self.last.max(t));
-        if decode {
-            self.tokens += 1;
-            self.buckets[bucket(dur)] += 1;
+        if tokens > 0 {
+            let n = &mut self.buckets[bucket(dur)];
+            *n = n.saturating_add(tokens);
         } else {
             self.first.get_or_insert((t, dur));
         }
     }
 
     /// A call ended at an unseen time: it is counted, without a duration.
-    pub fn unseen(&mut self, t: u64, decode: bool) {
+    pub fn unseen(&mut self, t: u64) {
         (self.calls, self.last) = (self.calls + 1, self.last.max(t));
-        self.tokens += u64::from(decode);
         self.unseen += 1;
     }
 
     /// Adds everything that another meter has counted.
     pub fn absorb(&mut self, other: &Meter) {
-        self.tokens += other.tokens;
         self.calls += other.calls;
         self.unseen += other.unseen;
         self.last = self.last.max(other.last);
+        self.before = other.before.or(self.before);
         self.first = [self.first, other.first].into_iter().flatten().min();
-        self.buckets.iter_mut().zip(&other.buckets).for_each(|(n, more)| *n += more);
+        self.buckets.iter_mut().zip(&other.buckets).for_each(|(n, more)| *n = n.saturating_add(*more));
     }
 
     /// The totals of a run: the counts of all its processes.
@@ -143,9 +153,9 @@ impl Meter {
         at.filter(|_| timed > 0).map(middle)
     }
 
-    /// Newest tokens that ended after `from`: end and duration, ns.
-    fn since(&self, from: u64) -> impl Iterator<Item = (u64, u64)> {
-        self.newest.iter().copied().filter(move |&(t, _)| t > from)
+    /// The newest calls that ended after `from`.
+    fn since(&self, from: u64) -> impl Iterator<Item = Decoded> {
+        self.newest.iter().copied().filter(move |call| call.end > from)
     }
 
     /// Decoded tokens per second of decoding time, over the last 10 s of calls. None: there was none.
@@ -154,10 +164,10 @@ impl Meter {
         rate(self.since(from)).map(|(_, rate)| rate)
     }
 
-    /// The 99th percentile of the newest tokens, ns, over at most 256 that ended after `from`. None: fewer than
+    /// The 99th percentile of the newest calls, ns, over at most 256 that ended after `from`. None: fewer than
     /// 100.
     pub fn p99_since(&self, from: u64) -> Option<u64> {
-        let mut durations: Vec<u64> = self.since(from).map(|(_, dur)| dur).collect();
+        let mut durations: Vec<u64> = self.since(from).map(|call| call.dur).collect();
         if durations.len() < 100 {
             return None;
         }
@@ -165,14 +175,14 @@ impl Meter {
         durations.get((durations.len() * 99).div_ceil(100) - 1).copied()
     }
 
-    /// The rate of the newest `n` tokens; None: fewer than that ended after `from`.
+    /// The rate of the newest `n` calls; None: fewer than that ended after `from`.
     pub fn rate_of_newest(&self, n: usize, from: u64) -> Option<f64> {
         let n = n.min(NEWEST);
         let newest = (1..=n).map(|back| self.newest[(self.next + NEWEST - back) % NEWEST]);
-        rate(newest.filter(|&(t, _)| t > from)).filter(|&(timed, _)| timed == n).map(|(_, rate)| rate)
+        rate(newest.filter(|call| call.end > from)).filter(|&(timed, _)| timed == n).map(|(_, rate)| rate)
     }
 
-    /// The rate of tokens that ended after `from`; None: fewer than `least`.
+    /// The rate of calls that ended after `from`; None: fewer than `least`.
     pub fn rate_since(&self, from: u64, least: usize) -> Option<f64> {
         rate(self.since(from)).filter(|&(timed, _)| timed >= least).map(|(_, rate)| rate)
     }
@@ -195,13 +205,13 @@ mod tests {
     fn quantiles_rate_and_first_token() {
         let mut m = Meter::new(7, 7);
         assert_eq!((m.quantile(0.5), m.rate(), m.ttft_ns()), (None, None, None));
-        m.call(1_000_000_000, 900_000_000, false);
+        m.call(1_000_000_000, 900_000_000, 0);
         for i in 1..=200u64 {
             let dur = if i % 50 == 0 { 40_000_000 } else { 10_000_000 };
-            m.call(1_000_000_000 + i * 12_000_000, dur, true);
+            m.call(1_000_000_000 + i * 12_000_000, dur, 1);
         }
-        m.call(9_000_000_000, 5, false);
-        assert_eq!((m.ttft_ns(), m.tokens, m.calls), (Some(900_000_000), 200, 202));
+        m.call(9_000_000_000, 5, 0);
+        assert_eq!((m.ttft_ns(), m.calls), (Some(900_000_000), 202));
         let near = |ns: Option<u64>, want: f64| (ns.expect("known") as f64 / want - 1.0).abs() < 0.04;
         assert!(near(m.quantile(0.5), 1e7) && near(m.quantile(0.99), 4e7));
         // 196 tokens of 10 ms, 4 of 40 ms.
@@ -211,10 +221,19 @@ mod tests {
     }
 
     #[test]
+    fn each_sequence_of_a_call_has_a_token() {
+        let mut m = Meter::new(7, 7);
+        (1..=100).for_each(|i| m.call(i * 20_000_000, 10_000_000, 2 * u32::from(i > 50)));
+        assert_eq!((m.rate(), m.rate_of_newest(20, 0)), (Some(200.0), Some(200.0)));
+        m.call(101 * 20_000_000, 20_000_000, 110);
+        assert!(m.quantile(0.5) > Some(19_000_000), "most tokens are of the last call");
+    }
+
+    #[test]
     fn times_that_cannot_be_have_no_rate() {
         let mut m = Meter::new(7, 7);
-        m.call(u64::MAX - 1, u64::MAX - 1, true);
-        m.call(u64::MAX, u64::MAX - 1, true);
+        m.call(u64::MAX - 1, u64::MAX - 1, 1);
+        m.call(u64::MAX, u64::MAX - 1, 1);
         assert_eq!((m.rate(), m.rate_of_newest(2, 0), m.rate_since(0, 1)), (None, None, None));
     }
 
@@ -223,12 +242,12 @@ mod tests {
         let mut all = [Meter::new(7, 7), Meter::new(8, 7), Meter::new(9, 7), Meter::new(1, 1)];
         const MS: u64 = 1_000_000;
         for i in 1..=100 {
-            all[1].call(i * 10 * MS, 10 * MS, i > 1);
-            all[2].call(i * 20 * MS, 20 * MS, i > 1);
-            all[3].call(i * MS, MS, true);
+            all[1].call(i * 10 * MS, 10 * MS, u32::from(i > 1));
+            all[2].call(i * 20 * MS, 20 * MS, u32::from(i > 1));
+            all[3].call(i * MS, MS, 1);
         }
         let run = Meter::of_run(&all, 7);
-        assert_eq!((run.tokens, run.calls, run.ttft_ns(), run.last), (198, 200, Some(10 * MS), 2000 * MS));
+        assert_eq!((run.calls, run.ttft_ns(), run.last), (200, Some(10 * MS), 2000 * MS));
         let near = |ns: Option<u64>, want: f64| (ns.expect("known") as f64 / want - 1.0).abs() < 0.04;
         assert!(near(run.quantile(0.4), 1e7) && near(run.quantile(0.9), 2e7));
         assert!((Meter::rate_of_run(&all, 7, run.last).expect("known") - 150.0).abs() < 1e-9);

@@ -4,7 +4,7 @@
 use std::io::Write;
 
 use crate::capture::event;
-use crate::engine::probes::{PHASES, PhaseDef};
+use engine::probes::{PHASES, PhaseDef};
 use pfi::record::{Availability, Feature, PhaseCall};
 use pfi::{Encoder, WriteError};
 

@@ -2,8 +2,9 @@
 //! fork.
 
 use crate::recorder::meter::Meter;
-use crate::recorder::requests::{RequestCall, Requests};
+use crate::recorder::requests::{Requests, of_unknown};
 use pfi::record::Chunk;
+use requests::Call;
 
 /// Maximum processes with their own meter, of about 6 kB each.
 pub const MOST: usize = 256;
@@ -123,6 +124,7 @@ impl ProcessTree {
 
     /// The counts of a process, which may have ended, go to this run.
     pub fn own(&mut self, pid: u32, run: u32) {
+        self.requests.own(pid, run);
         if let Some(i) = self.meters.iter().position(|m| m.pid == pid) {
             self.meters[i].run = run;
             self.gather(i);
@@ -150,39 +152,39 @@ impl ProcessTree {
         if !m.ended || m.run == 0 || m.run == m.pid {
             return;
         }
+        let (run, last) = (m.run, m.last);
+        let rate = Meter::rate_of_run(&self.meters, run, last);
         let child = self.meters.swap_remove(i);
         if let Some(first) = self.meters.iter_mut().find(|m| m.pid == child.run) {
             first.absorb(&child);
+            first.before = rate.or(first.before);
         }
     }
 
     /// A call of a process has returned; see [`Meter::call`].
-    pub fn call(&mut self, pid: u32, t: u64, dur: u64, decode: bool) {
-        self.over(pid, t, Some(dur), decode);
+    pub fn call(&mut self, pid: u32, t: u64, dur: u64, tokens: u32) {
+        self.over(pid, t, Some(dur), tokens);
     }
 
     /// The same for a call whose device work ended unseen.
-    pub fn unseen(&mut self, pid: u32, t: u64, decode: bool) {
-        self.over(pid, t, None, decode);
+    pub fn unseen(&mut self, pid: u32, t: u64) {
+        self.over(pid, t, None, 0);
     }
 
-    /// A call on a batch has returned, for [`ProcessTree::requests`]; its run is filled in here. `chunks`: what it has
-    /// computed, empty if that is not known.
-    pub fn batch(&mut self, call: &RequestCall, chunks: &[Chunk]) {
-        // A process whose run is not known is asked for, or dropped.
+    /// A call on a batch has returned, for [`ProcessTree::requests`]. `chunks`: what it has computed, empty if that is not
+    /// known.
+    pub fn batch(&mut self, call: &Call, chunks: &[Chunk]) {
         let run = match self.metering {
-            true => self.run_of(call.pid).filter(|&run| run != 0),
+            true => self.run_of(call.pid),
             false => Some(call.pid).filter(|_| self.listing),
         };
         let Some(run) = run else { return };
-        let call = RequestCall { run, ..*call };
-        match chunks {
-            [] => self.requests.call(&call),
-            _ => self.requests.chunks(&call, chunks),
-        }
+        // A process whose run is not known is asked for, or dropped.
+        let run = if run == 0 { of_unknown(call.pid) } else { run };
+        self.requests.call(run, call, chunks);
     }
 
-    fn over(&mut self, pid: u32, t: u64, dur: Option<u64>, decode: bool) {
+    fn over(&mut self, pid: u32, t: u64, dur: Option<u64>, tokens: u32) {
         let Some(run) = self.run_of(pid).filter(|_| self.metering) else { return };
         let of = |meters: &[Meter], pid| meters.iter().position(|m| m.pid == pid);
         let mut i = of(&self.meters, pid);
@@ -192,15 +194,15 @@ impl ProcessTree {
         }
         if let Some(i) = i {
             return match dur {
-                Some(dur) => self.meters[i].call(t, dur, decode),
-                None => self.meters[i].unseen(t, decode),
+                Some(dur) => self.meters[i].call(t, dur, tokens),
+                None => self.meters[i].unseen(t),
             };
         }
         self.crowded = true;
         if let Some(i) = of(&self.meters, run) {
             match dur {
-                Some(dur) => self.meters[i].count(t, dur, decode),
-                None => self.meters[i].unseen(t, decode),
+                Some(dur) => self.meters[i].count(t, dur, tokens),
+                None => self.meters[i].unseen(t),
             }
         }
     }
@@ -216,8 +218,8 @@ mod tests {
         process_tree
     }
 
-    fn tokens(process_tree: &ProcessTree) -> u64 {
-        Meter::of_run(&process_tree.meters, 5).tokens
+    fn calls(process_tree: &ProcessTree) -> u64 {
+        Meter::of_run(&process_tree.meters, 5).calls
     }
 
     #[test]
@@ -227,16 +229,16 @@ mod tests {
         process_tree.born(9, 7);
         assert!(process_tree.meet(7, 1) && !process_tree.meet(7, 2) && process_tree.unattributed.is_empty());
         for (t, pid) in [(10, 7), (20, 9), (30, 9)] {
-            process_tree.call(pid, t, 1000, true);
+            process_tree.call(pid, t, 1000, 1);
         }
-        assert_eq!((tokens(&process_tree), process_tree.meters.len()), (3, 3));
+        assert_eq!((calls(&process_tree), process_tree.meters.len()), (3, 3));
         process_tree.leave(9, 40);
         process_tree.leave(5, 41);
-        process_tree.call(9, 42, 1000, true);
-        assert_eq!((tokens(&process_tree), process_tree.meters.len()), (3, 2), "who has left counts no more");
+        process_tree.call(9, 42, 1000, 1);
+        assert_eq!((calls(&process_tree), process_tree.meters.len()), (3, 2), "who has left counts no more");
         assert!(process_tree.meters[0].ended && !process_tree.meters[0].over, "a child is left");
         process_tree.leave(7, 50);
-        assert_eq!((tokens(&process_tree), process_tree.meters.len(), process_tree.of(5).len()), (3, 1, 0));
+        assert_eq!((calls(&process_tree), process_tree.meters.len(), process_tree.of(5).len()), (3, 1, 0));
         assert!(process_tree.meters[0].over);
     }
 
@@ -244,20 +246,20 @@ mod tests {
     fn one_of_whose_fork_nothing_was_seen_is_asked_for() {
         let mut process_tree = process_tree();
         assert!(process_tree.meet(8, 10));
-        process_tree.call(8, 20, 1000, true);
+        process_tree.call(8, 20, 1000, 1);
         process_tree.leave(8, 30);
-        assert_eq!((process_tree.unattributed.as_slice(), tokens(&process_tree)), (&[8][..], 0));
+        assert_eq!((process_tree.unattributed.as_slice(), calls(&process_tree)), (&[8][..], 0));
         process_tree.own(8, 5);
-        assert_eq!((tokens(&process_tree), process_tree.meters.len(), process_tree.run_of(8)), (1, 1, None));
+        assert_eq!((calls(&process_tree), process_tree.meters.len(), process_tree.run_of(8)), (1, 1, None));
         assert!(!process_tree.meet(8, 29), "it arrives late");
         assert!(process_tree.meet(8, 31), "another one");
         process_tree.adopt(8, 5);
         assert_eq!(process_tree.of(5), [5, 8]);
         // A child that runs its own engine starts its own run.
-        process_tree.call(8, 40, 1000, true);
+        process_tree.call(8, 40, 1000, 1);
         process_tree.begin(8);
-        process_tree.call(8, 50, 1000, true);
-        assert_eq!((tokens(&process_tree), Meter::of_run(&process_tree.meters, 8).tokens), (2, 1));
+        process_tree.call(8, 50, 1000, 1);
+        assert_eq!((calls(&process_tree), Meter::of_run(&process_tree.meters, 8).calls), (2, 1));
         // A process that outlives the first process of its run.
         process_tree.adopt(30, 3);
         assert!(process_tree.meters.iter().any(|m| m.pid == 3 && m.ended && !m.over));
@@ -266,19 +268,52 @@ mod tests {
     }
 
     #[test]
-    fn beyond_the_most_meters_tokens_count_all_the_same() {
+    fn tokens_of_a_process_whose_fork_was_not_seen_are_its_runs() {
+        let mut tree = process_tree();
+        let batch = |tree: &mut ProcessTree, n: u64| {
+            let (start, end) = (n as i64 * 10, n as i64 * 10 + 9);
+            let call = Call { id: n, pid: 8, context: 1, width: 1, start, end, seen: true, encodes: false };
+            tree.batch(&call, &[Chunk { seq: 0, pos: n as i64, tokens: 1, outputs: 1 }]);
+        };
+        tree.meet(8, 10);
+        (1..4).for_each(|n| batch(&mut tree, n));
+        assert_eq!(tree.requests.take(), None);
+        tree.adopt(8, 5);
+        let mut seen = 0;
+        let mut add = |tree: &mut ProcessTree| {
+            while let Some((run, tally)) = tree.requests.take() {
+                assert_eq!(run, 5);
+                seen += tally.tokens;
+            }
+        };
+        add(&mut tree);
+        (4..6).for_each(|n| batch(&mut tree, n));
+        tree.leave(8, 100);
+        add(&mut tree);
+        assert_eq!(seen, 5);
+        // It may be told only when it has ended.
+        tree.meet(8, 200);
+        (20..24).for_each(|n| batch(&mut tree, n));
+        tree.leave(8, 300);
+        assert_eq!(tree.requests.take(), None);
+        tree.own(8, 5);
+        assert_eq!(tree.requests.take().map(|(run, tally)| (run, tally.tokens)), Some((5, 4)));
+    }
+
+    #[test]
+    fn beyond_the_most_meters_calls_count_all_the_same() {
         let mut process_tree = process_tree();
         for pid in 10..10 + 2 * MOST as u32 {
             process_tree.born(5, pid);
-            process_tree.call(pid, 1, 1000, true);
+            process_tree.call(pid, 1, 1000, 1);
         }
         assert_eq!(
-            (tokens(&process_tree), process_tree.meters.len(), process_tree.crowded),
+            (calls(&process_tree), process_tree.meters.len(), process_tree.crowded),
             (2 * MOST as u64, MOST, true)
         );
         for pid in process_tree.of(5) {
             process_tree.leave(pid, 2);
         }
-        assert_eq!((tokens(&process_tree), process_tree.meters.len()), (2 * MOST as u64, 1));
+        assert_eq!((calls(&process_tree), process_tree.meters.len()), (2 * MOST as u64, 1));
     }
 }

@@ -8,14 +8,6 @@ use std::time::Duration;
 
 use crate::capture::pmc;
 use crate::capture::source::{BackendChoice, CaptureOptions};
-use crate::engine::enqueue::OpProbe;
-use crate::engine::probes::Site;
-use crate::engine::search::Launch;
-use crate::host::btf::Btf;
-use crate::host::machine::AgentCpu;
-use crate::host::sensors;
-pub use crate::host::target::Streams;
-use crate::host::user::User;
 use crate::recorder::computing::ComputingChange;
 use crate::recorder::drain::Totals;
 use crate::recorder::process_tree::ProcessTree;
@@ -24,6 +16,14 @@ use crate::recorder::qos::policy::{DetailStep, LevelPolicy};
 use crate::recorder::requests::Requests;
 use crate::recorder::tally::RequestTally;
 use crate::recorder::verify::OpEnd;
+use engine::enqueue::OpProbe;
+use engine::probes::Site;
+use engine::search::Launch;
+use machine::hardware::AgentCpu;
+use machine::kernel::btf::Btf;
+use machine::sensors;
+pub use machine::target::Streams;
+use machine::user::User;
 use pfi::Output;
 use pfi::record::Level;
 
@@ -63,8 +63,6 @@ pub struct RecordOptions {
     pub phases: bool,
     /// Layers that a started command loads (`engine::layer`).
     pub layers: Vec<PathBuf>,
-    /// Read the timestamps that an engine takes on a Vulkan device by itself; a started command is made to take them.
-    pub logger: bool,
     /// The scheduler was asked for: off-CPU threads alone are worth a recording, and perf events record it, too.
     pub sched_requested: bool,
     pub source: BackendChoice,

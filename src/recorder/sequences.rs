@@ -1,16 +1,20 @@
 //! Which sequences a call computes, and what is done to the memory of its context: checks what was read, finds the
-//! context of a memory, and writes the records. Allocates only when created.
+//! context of a memory, and writes the records. Allocates nothing but room for the batches of calls, which is used again.
 
 use std::io::Write;
 
 use crate::capture::event::{self, CHUNKS, CHUNKS_ODD, CHUNKS_OF_BATCH, MemoryWhat};
 use pfi::record::{Availability, Chunk, Feature, MemoryCall, MemoryChange, Ubatch};
 use pfi::{Encoder, WriteError};
+use requests::CallBatches;
 
 /// Contexts whose memory is known, of all processes.
 const MEMORIES: usize = 64;
 /// A sequence has a smaller number (LLAMA_MAX_SEQ is 256; llama-cparams.h, 2025-08).
 const SEQUENCES: i32 = 4096;
+/// Calls in progress whose batches are kept, and chunks of each.
+const CALLS: usize = 16;
+const CHUNKS_OF_CALL: usize = 64;
 
 /// The call during which a batch was read: seq of its Token record, address of its llama_context.
 #[derive(Debug, Clone, Copy, Default)]
@@ -20,30 +24,21 @@ pub struct CallOfBatch {
 }
 
 /// The memories of contexts, and how much of the batches was read.
-#[derive(Default)]
 pub struct Sequences {
     /// (process, memory, context), oldest first.
     memories: heapless::Vec<(u32, u64, u64), MEMORIES>,
-    calls: heapless::Vec<CallParts, CALLS>,
+    calls: CallBatches,
     /// Tokens read and not read; batches of an unknown layout.
     read: u64,
     unread: u64,
     odd: u64,
 }
 
-/// Calls in progress whose batches are kept.
-const CALLS: usize = 16;
-/// What a call computes: consecutive tokens of each sequence.
-pub type CallChunks = heapless::Vec<Chunk, 64>;
-
-/// The batch of a call in progress.
-struct CallParts {
-    token: u64,
-    /// All of its tokens were read, and found room.
-    whole: bool,
-    /// Tokens of the batch that no event had: not 0 if one was lost.
-    left: i64,
-    parts: CallChunks,
+impl Default for Sequences {
+    fn default() -> Sequences {
+        let calls = CallBatches::new(CALLS, CHUNKS_OF_CALL);
+        Sequences { memories: heapless::Vec::new(), calls, read: 0, unread: 0, odd: 0 }
+    }
 }
 
 /// Why an engine's batches cannot be read, if it is known before any is seen.
@@ -85,9 +80,6 @@ impl Sequences {
         let unread = bad.fold(e.unread, u32::saturating_add);
         self.read += chunks.clone().map(|c| c.tokens).sum::<u64>();
         self.unread += u64::from(unread);
-        if let Some(token) = call.token {
-            self.keep(token, (e.tokens, unread), chunks.clone());
-        }
         let batch = Ubatch {
             token: call.token,
             pid: e.h.tgid,
@@ -99,40 +91,16 @@ impl Sequences {
             whole: e.what & CHUNKS_OF_BATCH != 0,
             data: &[],
         };
+        if let Some(token) = call.token {
+            self.calls.add(token, &batch, chunks.clone());
+        }
         enc.ubatch(&batch, chunks)
     }
 
-    /// Keeps a part of the batch of a call in progress.
-    fn keep(&mut self, token: u64, (tokens, unread): (u32, u32), chunks: impl Iterator<Item = Chunk>) {
-        if !self.calls.iter().any(|c| c.token == token) {
-            // The oldest did not return.
-            if self.calls.is_full() {
-                self.calls.remove(0);
-            }
-            let _ = self.calls.push(CallParts { token, whole: true, left: 0, parts: heapless::Vec::new() });
-        }
-        let Some(call) = self.calls.iter_mut().find(|c| c.token == token) else { return };
-        call.whole &= unread == 0;
-        call.left += i64::from(tokens);
-        for c in chunks {
-            call.left -= c.tokens as i64;
-            // Parts with equal shares of several sequences have their chunks in turn.
-            let of_it = call.parts.iter_mut().rev().find(|p| p.seq == c.seq);
-            match of_it.filter(|p| p.pos >= 0 && p.pos.checked_add_unsigned(p.tokens) == Some(c.pos)) {
-                Some(p) => {
-                    p.tokens = p.tokens.saturating_add(c.tokens);
-                    p.outputs = p.outputs.saturating_add(c.outputs);
-                }
-                None => call.whole &= call.parts.push(c).is_ok(),
-            }
-        }
-    }
-
     /// What the call with this seq computed; `None`: it is not known completely.
-    pub fn take(&mut self, token: u64) -> Option<CallChunks> {
-        let at = self.calls.iter().position(|c| c.token == token)?;
-        let call = self.calls.remove(at);
-        (call.whole && call.left == 0 && !call.parts.is_empty()).then_some(call.parts)
+    pub fn take(&mut self, token: u64) -> Option<&[Chunk]> {
+        let (batch, ()) = self.calls.take(token)?;
+        batch.is_whole().then_some(&batch.chunks)
     }
 
     /// A call of a context whose memory is at this address.
@@ -266,7 +234,7 @@ mod tests {
             parts.iter().map(|p| (p.seq, p.pos, p.tokens, p.outputs)).collect::<Vec<_>>(),
             [(0, 4, 8, 1), (3, 7, 1, 1)]
         );
-        assert_eq!((s.take(1), s.take(2)), (None, None));
+        assert!(s.take(1).is_none() && s.take(2).is_none());
         s.feature(&mut enc, &BatchSource::Readable, 0).expect("memory takes it");
         let trace =
             Trace::from_bytes(enc.finish(&sample::footer()).expect("memory takes it")).expect("a trace");
@@ -298,17 +266,5 @@ mod tests {
         let call = CallOfBatch { token: Some(1), context: 1 };
         s.ubatch(&event(u32::MAX, u32::MAX, &impossible), call, &mut enc).expect("memory takes it");
         assert_eq!((s.read, s.unread), (0, u64::from(u32::MAX)));
-    }
-
-    #[test]
-    fn calls_that_never_return_make_room() {
-        let mut enc =
-            Encoder::new(Vec::new(), EncoderConfig::default(), &sample::HEADER).expect("memory takes it");
-        let mut s = Sequences::default();
-        for token in 0..100 {
-            let call = CallOfBatch { token: Some(token), context: 1 };
-            s.ubatch(&event(1, 0, &[(0, 4, 1, 1)]), call, &mut enc).expect("memory takes it");
-        }
-        assert!(s.take(0).is_none() && s.take(99).is_some());
     }
 }

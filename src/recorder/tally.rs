@@ -1,6 +1,7 @@
 //! Cumulative histograms of requests: time to first token, time per output token, duration. Only sums are kept, so
 //! tallies of processes, recorders and machines can be added up.
 
+use requests::{REASONS, Unobserved};
 use serde::{Deserialize, Serialize};
 
 /// Number of counts of a histogram: the most bounds, and what is above them.
@@ -95,47 +96,6 @@ impl Histogram {
         self.counts.iter_mut().zip(other.counts).for_each(|(n, more)| *n = n.saturating_add(more));
         self.sum_ns = self.sum_ns.saturating_add(other.sum_ns);
     }
-}
-
-/// Why a request, or its rest, is in no histogram.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Unobserved {
-    /// Tokens are decoded, and no prompt was seen before them.
-    NoPrompt,
-    /// A prompt was processed, and no token was decoded after it.
-    NoToken,
-    /// Calls with several tokens that may belong to several sequences, or be checks of drafted tokens.
-    Sequences,
-    /// Calls of several contexts of the process alternate.
-    Contexts,
-    /// The number of tokens of a call is not known.
-    Width,
-    /// The end of a call's work on a device was not seen.
-    EndUnseen,
-    /// Events of calls were lost.
-    Lost,
-    /// The recording of the process ended before the request did.
-    Stopped,
-    /// More contexts are in use than are followed.
-    Crowded,
-}
-
-/// Number of reasons.
-pub const REASONS: usize = 9;
-
-impl Unobserved {
-    /// All reasons, in the order of [`RequestTally::unobserved`], with their names in the metrics.
-    pub const ALL: [(Unobserved, &'static str); REASONS] = [
-        (Unobserved::NoPrompt, "prompt not seen"),
-        (Unobserved::NoToken, "no token decoded"),
-        (Unobserved::Sequences, "several sequences"),
-        (Unobserved::Contexts, "several contexts"),
-        (Unobserved::Width, "batch size unknown"),
-        (Unobserved::EndUnseen, "end on device not seen"),
-        (Unobserved::Lost, "events lost"),
-        (Unobserved::Stopped, "recording ended"),
-        (Unobserved::Crowded, "too many contexts"),
-    ];
 }
 
 /// A complete request. Times that are not known are None, and not observed.

@@ -7,6 +7,7 @@ use heapless::Deque;
 use crate::capture::event;
 use pfi::record::ServerTask;
 use pfi::{Encoder, WriteError};
+use requests::Arrival;
 
 /// Requests without a result, of all processes.
 const WAITING: usize = 1024;
@@ -18,16 +19,6 @@ const SLOTS: u64 = 4096;
 const TOGETHER: u64 = 256;
 /// Processes, and threads that compute, that are remembered.
 const KNOWN: usize = 16;
-
-/// A request whose first result names the sequence that computes it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Arrival {
-    pub pid: u32,
-    /// When the server took it in, CLOCK_MONOTONIC ns.
-    pub at: u64,
-    /// None: it was taken in just now, and its sequence is not known yet.
-    pub seq: Option<u64>,
-}
 
 /// Requests whose first result is still to come.
 #[derive(Default)]
@@ -61,7 +52,7 @@ impl ServerTasks {
             };
             self.remove(|w| of(&w));
             enc.server_task(&ServerTask { pid, tid, t, task: e.task.into(), seq })?;
-            return Ok(Some(Arrival { pid, at, seq }));
+            return Ok(Some(Arrival { pid, at: at as i64, seq }));
         }
         // The thread that computes posts tasks to itself.
         if self.workers.contains(&(pid, tid)) || e.task < 0 {
@@ -74,7 +65,7 @@ impl ServerTasks {
             let _ = self.waiting.push_back((pid, task, e.h.ts));
             enc.server_task(&ServerTask { pid, tid, t, task: task.into(), seq: None })?;
         }
-        Ok(Some(Arrival { pid, at: e.h.ts, seq: None }))
+        Ok(Some(Arrival { pid, at: t, seq: None }))
     }
 
     /// A process has ended.

@@ -1,13 +1,13 @@
 //! Verifies the ladder by its hits: what each role should have shown, what it showed, and whether its rung is
 //! abandoned.
 
-use crate::engine::backends::NotProbed;
-use crate::engine::ladder::RungMethod;
-use crate::engine::probes::Role;
 use crate::recorder::attached::AttachedEngine;
 use crate::recorder::attached::callee::Candidates;
 use crate::recorder::drain::Shown;
 use common::order;
+use engine::backends::NotProbed;
+use engine::ladder::RungMethod;
+use engine::probes::Role;
 
 /// Hits of thread 0 required before the barrier is judged.
 const BARRIER_SAMPLE: u64 = 16;
@@ -182,7 +182,6 @@ pub fn verdict(a: &AttachedEngine, role: Role, s: &Shown, wanted: bool) -> RoleV
         Role::Kernel => (None, s.kernels),
         Role::Dispatch => (None, s.dispatches),
         Role::Batch => (None, s.batches),
-        Role::Ticks => (None, s.ticks),
         Role::Ubatch => (None, s.ubatches),
         Role::Memory => (None, s.memory_calls),
         Role::Task => (None, s.tasks),
@@ -207,7 +206,6 @@ pub fn verdict(a: &AttachedEngine, role: Role, s: &Shown, wanted: bool) -> RoleV
         }
         (Role::Dispatch, _, None) => "no graphics runtime in the engine's process".to_owned(),
         (Role::Batch, _, None) => "no NPU runtime in the engine's process".to_owned(),
-        (Role::Ticks, _, None) => "no Vulkan loader in the engine's process".to_owned(),
         (Role::Kernel, _, None) => "no layer in the engine's process".to_owned(),
         (_, _, None) => "no function of this kind in the engine".to_owned(),
         (Role::OpEnd, _, Some(r)) if r.how == RungMethod::Interval => {
@@ -249,7 +247,6 @@ fn returns(role: Role, s: &Shown) -> Option<String> {
         | Role::Kernel
         | Role::Dispatch
         | Role::Batch
-        | Role::Ticks
         | Role::Phase
         | Role::Ubatch
         | Role::Memory

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use crate::host::target_state::{ReadState, StateReader};
+use machine::target_state::{ReadState, StateReader};
 
 /// Shortest interval between readings.
 const OFTEN: Duration = Duration::from_secs(1);

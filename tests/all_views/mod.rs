@@ -2,25 +2,26 @@
 
 use std::io::{self, Write};
 
-use analysis::attribution::verdict::Peak;
-use analysis::calls::{Phase, timeline};
-use analysis::cut::Cut;
-use analysis::dag::compare::compare;
-use analysis::dag::fold::fold;
-use analysis::dag::{self, METRICS, dag};
-use analysis::diff::{self, diff};
-use analysis::idents::{Idents, OpKey};
-use analysis::lanes::{Lanes, Select};
-use analysis::live::Live;
-use analysis::load::{LoadProgress, load};
-use analysis::ops::sort_runs;
-use analysis::overview::overview;
-use analysis::report::{self, By, report};
-use analysis::runs::Runs;
-use analysis::stacks::stacks;
-use analysis::stat::scaling::{ScalingRow, row, scaling};
-use analysis::stat::shapes::of_trace;
-use analysis::stat::{self, View, stat};
+use analysis::questions::dag::compare::compare;
+use analysis::questions::dag::fold::fold;
+use analysis::questions::dag::{self, METRICS, dag};
+use analysis::questions::diff::{self, diff};
+use analysis::questions::report::{self, By, report};
+use analysis::questions::stat::scaling::{ScalingRow, row, scaling};
+use analysis::questions::stat::shapes::of_trace;
+use analysis::questions::stat::work::ModelProducts;
+use analysis::questions::stat::{self, Stat, View, stat};
+use analysis::recorded::calls::{Phase, timeline};
+use analysis::recorded::idents::{Idents, OpKey};
+use analysis::recorded::load::{LoadProgress, load};
+use analysis::recorded::runs::Runs;
+use analysis::recorded::selection::Cut;
+use analysis::streams::lanes::{Lanes, Select};
+use analysis::streams::live::Live;
+use analysis::streams::overview::overview;
+use analysis::streams::stacks::stacks;
+use analysis::sums::attribution::verdict::Peak;
+use analysis::sums::ops::sort_runs;
 use pfi::Trace;
 use render::chart;
 use render::ops_csv::OpsTable;
@@ -75,9 +76,13 @@ pub const GROUPS: [fn(&mut Out, &Trace); 7] =
 /// Renders all views of a possible trace; returns the number of bytes written.
 pub fn all(bytes: Vec<u8>) -> usize {
     let Ok(trace) = Trace::from_bytes(bytes) else { return 0 };
-    let mut out = Out::default();
-    GROUPS.iter().for_each(|group| group(&mut out, &trace));
-    out.bytes
+    let written = |group: &fn(&mut Out, &Trace)| {
+        // The limit is that of a view, not of all together.
+        let mut out = Out::default();
+        group(&mut out, &trace);
+        out.bytes
+    };
+    GROUPS.iter().map(written).sum()
 }
 
 fn options() -> report::ReportOptions {
@@ -114,32 +119,31 @@ fn said(why: &dyn std::error::Error) {
     assert!(!why.to_string().is_empty());
 }
 
+/// Statistics in all forms.
+fn shown(out: &mut Out, found: &Stat, views: &[View]) {
+    render::json::write(out, found).unwrap();
+    render::stat::write(out, found, views, 9, &Style::default()).unwrap();
+    for view in views {
+        render::stat::csv(out, found, *view).unwrap();
+        match pictures::picture(found, *view, None, pictures::ON_PAGE) {
+            Ok(chart) => chart::file(out, &chart).unwrap(),
+            Err(why) => said(&why),
+        }
+    }
+}
+
 fn statistics(out: &mut Out, trace: &Trace) {
     let progress = LoadProgress::default();
     for phase in [Phase::Decode, Phase::Prefill] {
         let views: Vec<View> = View::ALL.into_iter().chain([View::Activation]).collect();
         let beside = Some(of_trace(trace, phase, &progress));
-        let (bandwidth, context) = (None, None);
-        let options = stat::StatOptions {
-            phase,
-            views: views.clone(),
-            pid: None,
-            peaks: Vec::new(),
-            bandwidth,
-            context,
-            beside,
-        };
+        let options = stat::StatOptions { beside, ..stat::StatOptions::new(phase, views.clone()) };
         match stat(trace, &options, &progress) {
-            Ok(found) => {
-                render::json::write(out, &found).unwrap();
-                render::stat::write(out, &found, &views, 9, &Style::default()).unwrap();
-                for view in views {
-                    render::stat::csv(out, &found, view).unwrap();
-                    match pictures::picture(&found, view, pictures::ON_PAGE) {
-                        Ok(chart) => chart::file(out, &chart).unwrap(),
-                        Err(why) => said(&why),
-                    }
-                }
+            Ok(mut found) => {
+                shown(out, &found, &views);
+                let model = |products| ModelProducts { file: "x".into(), threads: found.threads, products };
+                found.models = found.ops.clone().flatten().map(|products| vec![model(products)]);
+                shown(out, &found, &[View::Ops]);
             }
             Err(why) => said(&why),
         }

@@ -43,20 +43,21 @@ unit_tests() {
 
 # Excluded because qemu-user cannot do it: reading another process's memory or state, starting an AArch64 program, and
 # a child whose end is not a signal. On real kernels (tests/kernels) all are part of every recording. Also excluded are
-# simulations with thousands of runs and the command line: pure arithmetic and text, and slow here.
+# simulations with thousands of runs, the digest of a large file and the command line, pure arithmetic and text, and slow
+# here; and hundreds of models with slots for experts, of which same_tokens runs one.
 profinfers_tests() {
     local processor=${processors%%:*}
     echo "tests/arm: profinfer on $processor"
     # Optimizing them would take longer than running them.
     CARGO_PROFILE_DEV_OPT_LEVEL=0 CARGO_TARGET_AARCH64_UNKNOWN_LINUX_MUSL_RUNNER="$qemu -cpu $processor" \
         cross/cargo.sh "$target" test --quiet --locked --no-default-features --features profinfer/vendored --lib \
-        --package profinfer --package common --package pfi --package ggml --package runner --package analysis \
+        --package agent --package inspector --package service --package trials --package profinfer --package common --package pfi --package ggml --package runner --package analysis \
         --package render -- \
-        --skip cli:: --skip daemon::facts::tests::this_process --skip daemon::own::tests:: \
-        --skip daemon::polled::tests::what_is_new_or_changed \
-        --skip daemon::recognise::tests::a_program_without_a_path \
+        --skip self_usage::tests:: --skip polled::tests::what_is_new_or_changed \
+        --skip recognise::tests::a_program_without_a_path \
         --skip memory::tests:: --skip perf::snapshot::tests::a_graph_is_read_with_its_sources \
-        --skip qos::policy::tests:: --skip diff::judge::tests:: --skip stats::tests:: \
+        --skip slots::tests::logits_are --skip slots::tests::what_is_read \
+        --skip remote::program::tests:: --skip qos::policy::tests:: --skip diff::judge::tests:: --skip stats::tests:: \
         --skip pool::tests::a_panic_on_a_thread_ends_the_program \
         --skip guard::tests:: --skip tracing::tests::what_does_not_answer
 }
@@ -72,7 +73,7 @@ same_tokens() {
     local type processor model expected got
     local arguments="-p 12 -n 12 -t 2 --no-warmup --no-roofline --json"
     # With the features of this machine's tests, which have built it already.
-    env -u RUSTC -u LD_LIBRARY_PATH cargo test --quiet --locked --no-run --test plain
+    env -u RUSTC -u LD_LIBRARY_PATH cargo test --quiet --locked --workspace --no-run --test plain --test runner_alloc
     for type in q4_0 q4_1 q8_0 q4_k q6_k f16; do
         model=target/tests/arm/tiny-$type.gguf
         target/debug/ggml-runner synth tiny "$model" --type "$type" --force >/dev/null
@@ -87,6 +88,16 @@ same_tokens() {
             }
         done
     done
+    model=target/tests/arm/moe.gguf
+    target/debug/ggml-runner synth moe "$model" --type q4_0 --experts 8 --experts-used 2 --expert-width 64 --force >/dev/null
+    # shellcheck disable=SC2086
+    expected=$(target/debug/ggml-runner run -m "$model" $arguments | tokens)
+    # shellcheck disable=SC2086
+    got=$("$qemu" dist/$target/ggml-runner run -m "$model" $arguments --expert-slots 3 --expert-policy next | tokens)
+    [ -n "$got" ] && [ "$got" = "$expected" ] || {
+        echo "tests/arm: a model with slots for experts generates ${got:-nothing}, expected $expected" >&2
+        return 1
+    }
     echo "same tokens as this machine's build, in six types on three processors"
 }
 

@@ -2,9 +2,9 @@
 
 use std::io::Write;
 
+use agent::capture::event::{self, Call, Head, KIND_NAMES, Op};
+use agent::recorder::drain::Drain;
 use pfi::record::Footer;
-use profinfer::capture::event::{self, Call, Head, KIND_NAMES, Op};
-use profinfer::recorder::drain::Drain;
 
 pub const PID: u32 = 1 << 30;
 pub const MS: u64 = 1_000_000;

@@ -98,8 +98,19 @@ pub fn profinfer_to_copy() -> PathBuf {
     MADE.get_or_init(make).clone()
 }
 
+/// A program of another package: cargo does not build it for these tests.
 pub fn runner() -> PathBuf {
-    env!("CARGO_BIN_EXE_ggml-runner").into()
+    runner_name().into()
+}
+
+/// Its path.
+pub fn runner_name() -> &'static str {
+    static NAME: OnceLock<String> = OnceLock::new();
+    NAME.get_or_init(|| {
+        let runner = profinfer().with_file_name("ggml-runner");
+        assert!(runner.is_file(), "{} is missing: cargo test --workspace builds it", runner.display());
+        runner.into_os_string().into_string().expect("text")
+    })
 }
 
 /// Directory for everything that tests make: target/tests.
@@ -193,7 +204,7 @@ fn newest(dir: &Path) -> SystemTime {
 }
 
 pub fn source(part: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests").join(part)
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests").join(part)
 }
 
 /// Runs `make` unless `made` is newer than every file of tests/`part`.
@@ -274,15 +285,24 @@ pub fn engine(name: &str) -> Result<PathBuf, String> {
 
 /// A generated model, made once.
 pub fn model(preset: &str, ty: &str) -> PathBuf {
+    synthesised(&format!("{preset}-{ty}"), &[preset, "--type", ty])
+}
+
+/// The same with its graph as an exporter writes it.
+pub fn exported_model(preset: &str, ty: &str) -> PathBuf {
+    synthesised(&format!("{preset}-exported-{ty}"), &[preset, "--type", ty, "--graph", "exported"])
+}
+
+fn synthesised(name: &str, args: &[&str]) -> PathBuf {
     let dir = place().join("models");
     fs::create_dir_all(&dir).expect("target/tests/models");
     let _lock = lock("models");
-    let path = dir.join(format!("{preset}-{ty}.gguf"));
+    let path = dir.join(format!("{name}.gguf"));
     if !path.exists() {
         let part = path.with_extension("part");
-        let out = Command::new(runner()).args(["synth", preset, "--force", "--type", ty]).arg(&part).output();
+        let out = Command::new(runner()).args(["synth", "--force"]).args(args).arg(&part).output();
         let out = out.expect("ggml-runner runs");
-        assert!(out.status.success(), "synth {preset}: {}", String::from_utf8_lossy(&out.stderr));
+        assert!(out.status.success(), "synth {args:?}: {}", String::from_utf8_lossy(&out.stderr));
         fs::rename(&part, &path).expect("the model takes its name");
     }
     path

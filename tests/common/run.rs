@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-use analysis::load::{LoadProgress, Loaded, load};
+use analysis::recorded::load::{LoadProgress, Loaded, load};
 use pfi::Trace;
 use serde_json::Value;
 

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-use analysis::load::{self, HitTensors, LoadProgress, Loaded};
+use analysis::recorded::load::{self, HitTensors, LoadProgress, Loaded};
 use pfi::Trace;
 use pfi::record::Tensor;
 use pfi::record::{CpuGraph, Footer, KindCount, RungRecord};

@@ -10,11 +10,11 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use profinfer::daemon::socket::{self, ServiceRequest};
-use profinfer::host::ready;
+use machine::ready;
 use rustix::event::{PollFd, PollFlags};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use serde_json::Value;
+use service::socket::{self, ServiceRequest};
 
 use super::run::{Run, run, signal_to, wait};
 use super::seen::Seen;

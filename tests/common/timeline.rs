@@ -17,7 +17,7 @@ fn package() -> PathBuf {
 
 /// The output of a script in tests/perfetto for Perfetto traces; `None` if they cannot be decoded here.
 pub fn script(name: &str, traces: &[&Path]) -> Option<Value> {
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/perfetto").join(name);
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/perfetto").join(name);
     let mut python = Command::new("python3");
     python::json(
         python.env("PYTHONPATH", package()).env("PYTHONDONTWRITEBYTECODE", "1").arg(script).args(traces),

@@ -2,8 +2,8 @@
 //! ops fused into one, a copy onto itself.
 #![allow(dead_code, reason = "each test binary uses a part")]
 
-use analysis::dag::{Dag, DagError, DagOptions, dag};
-use analysis::load::LoadProgress;
+use analysis::questions::dag::{Dag, DagError, DagOptions, dag};
+use analysis::recorded::load::LoadProgress;
 use pfi::record::*;
 use pfi::{Encoder, EncoderConfig, ITSELF, PlanHit, Slice, SliceRun, TensorDesc, Trace};
 

@@ -25,13 +25,17 @@ void phases(struct engine *g, int n) {
     void *(*chain_init)(bool no_perf) = need("llama_sampler_chain_init");
     void (*add)(void *, void *) = need("llama_sampler_chain_add");
     void *(*top_k)(int32_t) = need("llama_sampler_init_top_k");
-    void *(*greedy)(void) = need("llama_sampler_init_greedy");
+    void *(*top_p)(float, size_t) = need("llama_sampler_init_top_p");
+    void *(*temp)(float) = need("llama_sampler_init_temp");
+    void *(*dist)(uint32_t) = need("llama_sampler_init_dist");
     int32_t (*sample)(void *, void *, int32_t) = need("llama_sampler_sample");
     const void *vocab = vocabulary(g);
     const char *text = "the quick brown fox";
     void *chain = chain_init(true);
     add(chain, top_k(40));
-    add(chain, greedy());
+    add(chain, top_p(0.9f, 1));
+    add(chain, temp(0.8f));
+    add(chain, dist(1));
     for (int i = 0; i < n; i++) {
         int32_t ids[256];
         char buffer[256];

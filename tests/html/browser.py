@@ -190,21 +190,24 @@ def graph(b):
     texts = "[...document.querySelectorAll('#dag .v')].map((t) => t.textContent).join('|')"
     seen = set()
     n = b.do("document.querySelector('#metric').options.length")
-    same(n, 8, "metrics")
+    same(n, 10, "metrics")
     first = b.do("document.querySelector('#metric').selectedIndex")
-    was = (b.do(fills), b.do(texts))
+    legend_of = "document.querySelector('#legend').textContent"
+    was = (b.do(fills), b.do(texts), b.do(legend_of))
     b.do("document.querySelector('#metric').focus()")
     for i in range(first + 1, n):
         b.key("ArrowDown")
         same(b.do("document.querySelector('#metric').selectedIndex"), i, "metric by key")
-        legend = b.do("document.querySelector('#legend').textContent")
+        legend = b.do(legend_of)
         missing = "is not available" in legend
         check(missing == ("url(#gap)" in b.do(fills) and not b.do(texts).strip("-|")), f"{legend}: colours")
         seen.add((b.do(fills), b.do(texts), legend))
-    check(len(seen) == n - first - 1 and was not in {s[:2] for s in seen}, "a metric changes nothing")
+    # Of one call, the mean is the median; metrics that were not recorded are drawn alike.
+    drawn = {s[:2] for s in seen | {was}}
+    check(len(seen | {was}) == n - first and len(drawn) > 3, "a metric changes nothing")
     for _ in range(first + 1, n):
         b.key("ArrowUp")
-    same((b.do(fills), b.do(texts)), was, "the first metric again")
+    same((b.do(fills), b.do(texts), b.do(legend_of)), was, "the first metric again")
 
     width = "Number(document.querySelector('#dag').getAttribute('width'))"
     start = b.do(width)

@@ -203,14 +203,15 @@ fn who_watches_sees_a_run_and_a_trigger_runs_its_program_once() {
         &format!("#!/bin/sh\ncat >> {0}\necho >> {0}\nsleep 600\necho late >> {0}\n", told.display()),
     );
     let rule = format!(
-        "\n[[rule]]\nname = \"slow\"\nexe = \"ENGINE\"\nbudget = \"100%\"\nlevel = \"graph\"\ntrigger-below = \"50000tok/s\"\n\
+        "\n[[rule]]\nname = \"slow\"\nexe = \"ENGINE\"\nbudget = \"100%\"\nlevel = \"graph\"\ntrigger-below = \"150tok/s\"\n\
          on-trigger = [\"{program}\"]\non-trigger-user = \"root\"\non-trigger-timeout = \"1s\"\n"
     );
+    // About 80 tokens a second: too slow, and none so slow that it alone fires the trigger, which would have no process.
     let mut service = Service::start("", &rule);
     let mut watching = Watching::start(&service);
     assert!(watching.next("hello")["version"].is_string());
     let target =
-        Target::start(service.engine(), &["-t", "1", "-p", "4", "-n", "100000", "--op-ns", "100000"]);
+        Target::start(service.engine(), &["-t", "1", "-p", "4", "-n", "100000", "--op-ns", "300000"]);
     let (mut run, mut first, mut trigger, mut second) = (None, None, None, None);
     while run.is_none() || first.is_none() || trigger.is_none() || second.is_none() {
         let event = watching.any();

@@ -9,7 +9,7 @@ use std::process::Command;
 use common::run::{Recorder, Run, profinfer, run};
 use common::seen::Seen;
 use common::{expect, fixture, live, skip};
-use profinfer::host::btf::{Btf, KERNEL, TaskOffsets};
+use machine::kernel::btf::{Btf, KERNEL, TaskOffsets};
 
 /// This kernel's BTF, if any.
 fn of_kernel() -> Option<Btf> {

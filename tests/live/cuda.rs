@@ -7,7 +7,7 @@ use crate::common;
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use analysis::kernels::{self, PlacedKernel};
+use analysis::sums::device_kernels::{self, PlacedKernel};
 use common::reported::{on_backend, report, seen_whole, sum, text};
 use common::run::{Run, record};
 use common::{driver, engine, live, model, skip};
@@ -141,7 +141,7 @@ fn are_those(run: &Run, device: &[Executed]) {
     let all = &seen.all;
     let told = all.causes.features.iter().find(|f| f.name == "device kernels").expect("told");
     assert_eq!((told.state, told.why), (Availability::Whole, &*format!("{} kernels", device.len())));
-    let mut placed = kernels::placed(all);
+    let mut placed = device_kernels::placed(all);
     placed.sort_by_key(|k| k.times.started);
     assert_eq!(placed.len(), device.len());
     for (k, own) in placed.iter().zip(device) {
@@ -193,7 +193,7 @@ fn kernels_are_those_that_the_device_executed() {
     assert_eq!(by_name(&report), by_name_of(&device));
     // Each was launched for a node.
     let seen = run.seen();
-    assert!(kernels::placed(&seen.all).iter().all(|k: &PlacedKernel<'_>| k.group.is_some()));
+    assert!(device_kernels::placed(&seen.all).iter().all(|k: &PlacedKernel<'_>| k.group.is_some()));
     for phase in ["prefill", "decode"] {
         let all = on_backend(&report, phase, BACKEND);
         let (on, enqueued) = (&all["device"], all["enqueued"].as_array().expect("rows"));
@@ -223,7 +223,7 @@ fn kernels_of_a_graph_have_no_node() {
     assert!(in_graphs > 0 && in_graphs < device.len(), "{in_graphs} of {}", device.len());
     are_those(&run, &device);
     let (seen, report) = (run.seen(), report(&run));
-    for k in kernels::placed(&seen.all) {
+    for k in device_kernels::placed(&seen.all) {
         assert_eq!(k.group.is_none(), k.of.source == KernelSource::CuptiGraph, "{k:?}");
     }
     assert_eq!(by_name(&report), by_name_of(&device));
@@ -245,7 +245,7 @@ fn an_unknown_version_of_cupti_is_refused() {
     assert!(run.stderr.contains("CUPTI's API version 140000 is not known"), "{}", run.stderr);
     let seen = run.seen();
     let told = seen.all.causes.features.iter().find(|f| f.name == "device kernels").expect("told");
-    assert_eq!((told.state, kernels::placed(&seen.all).len()), (Availability::None, 0));
+    assert_eq!((told.state, device_kernels::placed(&seen.all).len()), (Availability::None, 0));
 }
 
 #[test]

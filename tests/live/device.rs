@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Mutex;
 
-use analysis::load::Loaded;
+use analysis::recorded::load::Loaded;
 use common::reported::report;
 use common::run::{Run, profinfer, record};
 use common::{driver, engine, live, model, skip};
@@ -275,6 +275,12 @@ fn nodes_are_known(name: &str) {
         |role: &str| dag["nodes"].as_array().expect("nodes").iter().filter(|n| n["role"] == role).count();
     assert_eq!(of("op") as f64, nodes(&with).values().sum::<f64>());
     assert!(of("copy") > 0 && of("elsewhere") == 0 && of("unknown") == 0, "{}", dag["notes"]);
+    // Layers say where they are computed.
+    let drawn = profinfer().args(["dag", "--fold", "-o", "-"]).arg(&device.trace).output().expect("it runs");
+    let drawn = String::from_utf8_lossy(&drawn.stdout).into_owned();
+    let titles: Vec<&str> = drawn.split('"').filter(|text| text.starts_with("layer")).collect();
+    assert!(!titles.is_empty() && titles.iter().all(|t| t.contains(" on ")), "{titles:?}");
+    assert!(titles.iter().any(|t| t.ends_with("on Vulkan")), "{titles:?}");
 }
 
 #[test]

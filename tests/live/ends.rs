@@ -102,7 +102,7 @@ fn a_second_signal_ends_it_at_once() {
     signal_to(recorder.id(), libc::SIGINT);
     let first = events.wait_for("stopping", |event| event["event"] == "stopping", String::new);
     assert_eq!(first["why"], "signal");
-    // Signals within a tenth of a second count as one (SAME_NS in src/cli/record.rs).
+    // Signals within a tenth of a second count as one (SAME_NS in programs/profinfer/src/record/mod.rs).
     let next = first["t_ns"].as_u64().expect("a time") + 100_000_000;
     wait_until("the second is another one", || monotonic() > next);
     assert!(recorder.try_wait().expect("our child").is_none(), "one does not end it");

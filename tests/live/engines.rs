@@ -143,7 +143,7 @@ fn opened_by_node() {
         Ok(path) => path,
         Err(why) => skip!("{why}"),
     };
-    let host = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/engines/host.js");
+    let host = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/engines/host.js");
     let (addon, model) = (dir.join("llama-addon.node"), model("tiny", "q4_0"));
     let path = |p: &Path| p.to_str().expect("UTF-8").to_owned();
     for _ in 0..starts() {

@@ -7,7 +7,7 @@ use std::io::BufReader;
 use std::path::Path;
 use std::process::Command;
 
-use analysis::{agreement, ground_truth};
+use analysis::{questions::agreement, questions::ground_truth};
 use common::run::{Recorder, Target, record};
 use common::seen::Seen;
 use common::{driver, engine, fixture, fixture_dir, live, model, runner, skip};

@@ -15,7 +15,7 @@ use common::refuse::refuse;
 use common::run::{Target, run, wait, wait_until};
 use common::service::children;
 use common::{fixture, live, model, runner, skip};
-use profinfer::daemon::finder::{Finder, FoundProcess};
+use inspector::finder::{Finder, FoundProcess};
 
 /// The finder's results from a point in time, for the processes of a test: others may run engines at the same time.
 struct Finding {

@@ -208,7 +208,9 @@ fn variant(name: &str) {
     for (args, made) in WORK.iter().zip(&group.work) {
         let recorded = || {
             let work: Vec<_> = built.iter().map(|v| (v.name, *args)).collect();
-            built.iter().map(|v| v.name).zip(Waiting::start(&[], &work).run()).collect()
+            // All work at once: on a busy machine the recorder may get no CPU while they do.
+            let waiting = Waiting::start(&["--buffer-size", "64MiB"], &work);
+            built.iter().map(|v| v.name).zip(waiting.run()).collect()
         };
         let part = &made.get_or_init(recorded)[name];
         part.agrees();

@@ -108,7 +108,7 @@ fn hosts_of_engines_say_the_same() {
         (Ok(one), Ok(other)) => (one, other),
         (Err(why), _) | (_, Err(why)) => skip!("{why}"),
     };
-    let host = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/engines/host.js");
+    let host = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/engines/host.js");
     let paths = [host, v0_5_0.join("llama-addon.node"), model("moe", "q4_0"), v0_5_0, b11549];
     let paths = paths.map(|path| path.to_str().expect("UTF-8").to_owned());
     let [host, addon, model, directory, module] = paths.each_ref().map(String::as_str);
@@ -171,11 +171,30 @@ fn other_recorders_leave_its_engine_alone() {
         assert!(said.contains(&format!("process {pid} is recorded from inside")), "{said}");
         assert!(!done.status.success(), "{said}");
     }
+    // Perf events would be in all processes of the file, not only in another one of it.
+    let other = record(&["--source", "perf", "--", program, "-n", "1"]);
+    assert!(other.stderr.contains(&format!("process {pid} has the same file")), "{}", other.stderr);
+    assert!(!other.status.success(), "{}", other.stderr);
     let before = Seen::read(&recorder.trace).all.tokens.len();
     recorder.wait_for_tokens(before);
     common::run::signal_to(pid, libc::SIGKILL);
     let run = recorder.finish();
     assert_eq!(run.status.code(), Some(137), "it computed until it was killed: {}", run.stderr);
+}
+
+/// The kernel removes the probes of a recording after its end, one by one.
+#[test]
+fn a_recording_by_perf_events_that_has_just_ended_is_in_no_ones_way() {
+    let _turn = live!();
+    let program = fixture!("modern");
+    let command = ["--", program.to_str().expect("UTF-8"), "-n", "2"];
+    for _ in 0..2 {
+        record(&[&["--source", "perf"], &command[..]].concat()).seen().complete();
+        let seen = record(&[&INSIDE[..], &command].concat()).seen();
+        seen.complete();
+        assert_eq!(seen.all.cpu_graphs.len(), 3);
+        assert!(!seen.all.notices.iter().any(|n| n.text.contains("not as in its file")));
+    }
 }
 
 /// Each way in which an engine can be built: every hit, every tensor, as it says itself.

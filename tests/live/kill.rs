@@ -11,7 +11,7 @@ use common::{fixture, live, profinfer};
 fn trials(script: &str, number: u32) {
     let _turn = live!();
     let engine = fixture!("modern");
-    let script = format!("{}/tests/kill/{script}", env!("CARGO_MANIFEST_DIR"));
+    let script = format!("{}/../../tests/kill/{script}", env!("CARGO_MANIFEST_DIR"));
     let mut command = Command::new("python3");
     command.arg(script).arg(number.to_string()).env_remove("RUST_BACKTRACE");
     command.env("PROFINFER", profinfer()).env("FIXTURE", engine.parent().expect("a directory"));

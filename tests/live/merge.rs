@@ -21,7 +21,7 @@ fn ops_begin_while_the_kernel_says_that_their_thread_runs() {
     let dir = tempfile::tempdir().expect("a directory");
     let at = |name: &str| dir.path().join(name);
     let (ours, system, both) = (at("run.pfi"), at("system.pftrace"), at("both.pftrace"));
-    let tests = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/perfetto");
+    let tests = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/perfetto");
     let _hogs = [hog("0"), hog("1")];
     let mut recording = Command::new(tests.join("system.sh"));
     recording.arg(&system).args(["taskset", "-c", "0,1"]).arg(common::profinfer());

@@ -6,9 +6,9 @@ use crate::common;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use analysis::idents::Idents;
-use analysis::kernels::{self, PlacedKernel};
-use analysis::load::Loaded;
+use analysis::recorded::idents::Idents;
+use analysis::recorded::load::Loaded;
+use analysis::sums::device_kernels::{self, PlacedKernel};
 use common::reported::{counted_as_executed, on_backend, report, seen_whole, sum};
 use common::run::{Run, profinfer, record};
 use common::{driver, engine, live, model, skip};
@@ -113,7 +113,7 @@ fn kernels_are_those_of_the_engines_own_profile() {
     let (seen, own, report) = (run.seen(), profile(here.path()), report(&run));
     seen.books_close();
     let (all, idents) = (&seen.all, Idents::new(&seen.all));
-    let mut placed = kernels::placed(all);
+    let mut placed = device_kernels::placed(all);
     placed.sort_by_key(|k| k.times.host);
     let told = all.causes.features.iter().find(|f| f.name == "device kernels").expect("told");
     assert_eq!(told.state, pfi::record::Availability::Whole, "{}", told.why);

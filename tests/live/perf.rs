@@ -270,7 +270,7 @@ fn a_killed_recorder_leaves_nothing_for_long() {
 fn the_runner_agrees_with_itself() {
     let _turn = live!(beside others);
     let mut command = profinfer();
-    command.args(["selftest", "--source", "perf", "--runner", env!("CARGO_BIN_EXE_ggml-runner")]);
+    command.args(["selftest", "--source", "perf", "--runner"]).arg(crate::common::runner());
     let run = common::run::run(&mut command);
     let failed: Vec<&str> = run.stdout.lines().filter(|l| l.starts_with("FAILED")).collect();
     // The accuracy of the times depends on other tests on the machine; and where a machine hides a task from

@@ -5,10 +5,11 @@ use crate::common;
 use std::collections::BTreeMap;
 use std::process::Command;
 
+use analysis::sums::attribution::sampling::sampling;
 use common::run::{Recorder, Target, record, run};
 use common::seen::Seen;
 use common::{driver, engine, fixture, live, model, runner, skip};
-use pfi::record::{Availability, PhaseCall};
+use pfi::record::{Availability, PhaseCall, SamplerCall};
 
 fn count(seen: &Seen) -> BTreeMap<&str, usize> {
     let mut all = BTreeMap::new();
@@ -32,6 +33,29 @@ fn in_order(seen: &Seen) {
         assert!(p.t >= *end, "{p:?} begins before {end}");
         *end = p.t + p.dur as i64;
     }
+}
+
+/// Calls of samplers by name and function, each within a call of sampling that takes at least as long as they do.
+fn samplers(seen: &Seen) -> BTreeMap<(&str, &str), usize> {
+    let causes = &seen.all.causes;
+    let mut all = BTreeMap::new();
+    for c in &causes.samplers {
+        let name = causes.sampler_names.get(&c.sampler).unwrap_or_else(|| panic!("{c:?} has no name"));
+        assert!(name.why.is_empty() && c.within <= c.dur, "{name:?}, {c:?}");
+        *all.entry((name.name, if c.accept { "accept" } else { "apply" })).or_default() += 1;
+    }
+    for p in causes.phases.iter().filter(|p| p.what == "sampling") {
+        let end = p.t + p.dur as i64;
+        let within = |c: &&SamplerCall| c.tid == p.tid && c.t >= p.t && c.t < end;
+        let own = causes.samplers.iter().filter(within).map(|c| c.dur - c.within).sum::<u64>();
+        assert!(own > 0 && own <= p.dur, "{p:?} has samplers of {own} ns");
+    }
+    let found = sampling(&seen.all).expect("sampling");
+    let rows = found.samplers.expect("samplers");
+    assert_eq!(rows.iter().map(|r| r.calls).sum::<u64>(), causes.samplers.len() as u64, "none is outside");
+    assert_eq!(rows.iter().map(|r| r.total_ns).sum::<u64>() + found.rest_ns.expect("a rest"), found.total_ns);
+    assert_eq!(found.unknown, None);
+    all
 }
 
 /// Calls made by a controlled program, recorded with `options`.
@@ -62,6 +86,9 @@ fn calls(name: &str, options: &[&str]) {
     assert_eq!(count(&seen), want, "{name}");
     let (state, why) = feature(&seen);
     assert_eq!(state, Availability::Whole, "{why}");
+    let names = ["chain", "top-k", "top-p", "temp", "dist"];
+    let does = ["apply", "accept"].into_iter().flat_map(|does| names.map(|name| ((name, does), N)));
+    assert_eq!(samplers(&seen), does.collect::<BTreeMap<_, _>>(), "{name}");
     // They are where they were made: after the prefill, before the decodes.
     let [prefill, first, ..] = &seen.all.tokens[..] else { panic!("{:?}", seen.all.tokens) };
     let between = |p: &PhaseCall| p.t >= prefill.t + prefill.dur as i64 && p.t + (p.dur as i64) <= first.t;
@@ -149,16 +176,30 @@ fn an_engine_without_the_functions_is_told() {
 fn habits_of_calls() {
     let _turn = live!(beside others);
     const N: usize = 5;
-    for variant in ["modern", "modern-clang", "static"] {
+    for variant in ["modern", "modern-clang", "static", "stripped"] {
         let program = fixture!(variant);
-        for source in if variant == "modern" { &["bpf", "perf"][..] } else { &["bpf"] } {
+        for source in if variant == "modern" { &["bpf", "perf", "inside"][..] } else { &["bpf"] } {
             println!("{variant}, {source}");
             let run = ["--phases", "--source", source, "--", program.to_str().expect("a path")];
-            let seen = record(&[&run[..], &["-n", "2", "--phases", &N.to_string()]].concat()).seen();
+            let seen =
+                record(&[&run[..], &["-n", "2", "--hold", "1", "--phases", &N.to_string()]].concat()).seen();
             seen.complete();
             in_order(&seen);
             let want = [("load", N), ("tokenize", N), ("detokenize", 3 * N), ("sampling", 2 * N)];
             assert_eq!(count(&seen), BTreeMap::from(want), "{variant}, {source}");
+            let told = [
+                (("chain", "apply"), 2 * N),
+                (("top-k", "apply"), N),
+                (("empty", "apply"), N),
+                (("dist", "apply"), N),
+                (("penalties", "apply"), 2 * N),
+                (("chain", "accept"), 2 * N),
+                (("penalties", "accept"), N),
+                (("top-k", "accept"), N),
+                (("empty", "accept"), N),
+                (("dist", "accept"), N),
+            ];
+            assert_eq!(samplers(&seen), BTreeMap::from(told), "{variant}, {source}");
         }
     }
 }

@@ -9,8 +9,9 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use analysis::agreement::{self, AgreementResult};
-use analysis::ground_truth::{self, GroundTruth};
+use analysis::questions::agreement::{self, AgreementResult};
+use analysis::questions::ground_truth::{self, GroundTruth};
+use analysis::recorded::calls::Phase;
 use common::run::{profinfer, record, run};
 use common::seen::Seen;
 use common::{live, model, runner};
@@ -85,6 +86,42 @@ fn whole(b: &Both, threads: u32) {
     assert!(b.seen.used("split").is_some_and(|r| r.name == "ggml_backend_graph_compute_async"));
 }
 
+/// Both are the time in the same calls: the probes at a call's entry and return are between the two.
+#[test]
+fn its_own_speed_is_that_of_the_verdict() {
+    let _turn = live!();
+    let (program, model) = (runner(), model("tiny", "q4_0"));
+    let command =
+        [program.as_path(), Path::new("run"), Path::new("-m"), &model].map(|p| p.to_str().expect("a path"));
+    let options = ["--no-roofline", "-p", "32", "-n", "100", "-t", "1", "--slow", "MUL_MAT:1000%", "--json"];
+    for more in [&["--no-warmup"][..], &[]] {
+        let run = record(&[&["--level", "token", "--"][..], &command, &options, more].concat());
+        let own: serde_json::Value = serde_json::from_str(&run.stdout).expect(&run.stderr);
+        let report = analysis::questions::report::report(
+            &Trace::open(&run.trace).expect("a trace"),
+            &analysis::questions::report::ReportOptions::default(),
+            &Default::default(),
+        );
+        for (phase, name) in [(Phase::Prefill, "prefill"), (Phase::Decode, "decode")] {
+            let of = report.phases.iter().find(|p| p.phase == phase).expect("the phase");
+            // The report leaves a warm-up out only where the rest is 5 % faster without it; it is one of the two prompts.
+            let apart = of.first_call.filter(|_| more.is_empty()).map(|f| f.others_tokens_per_s);
+            let within = match (apart, more.is_empty(), phase) {
+                (None, true, Phase::Prefill) => continue,
+                (None, true, _) => 0.06,
+                _ => 0.01,
+            };
+            let told = apart.or(of.tokens_per_s).expect("known");
+            let own = own[name]["tok_s"].as_f64().expect("a number");
+            assert!(
+                (told / own - 1.0).abs() < within,
+                "{name}: {told} tok/s, by its own account {own}: {}",
+                run.stdout
+            );
+        }
+    }
+}
+
 /// Warm-up (prompt and one token), prompt, four tokens.
 const CALLS: [u32; 7] = [7, 1, 7, 1, 1, 1, 1];
 
@@ -112,7 +149,7 @@ fn every_op_of_every_architecture() {
 #[test]
 fn a_graph_with_and_without_its_steps_is_seen_as_it_is_dumped() {
     let _turn = live!(beside others);
-    for off in ["shapes", "fuse,plan,cse"] {
+    for off in ["plan", "fuse,plan"] {
         let file = model("gemma2", "q4_0");
         let b = both(&file, &[], &["-t", "2", "--ablate", off]);
         whole(&b, 2);
@@ -142,7 +179,7 @@ fn a_graph_with_and_without_its_steps_is_seen_as_it_is_dumped() {
             })
             .collect();
         assert_eq!(seen, drawn, "{off}");
-        assert_eq!(drawn.iter().any(|l| l[0] == "RMS_NORM+MUL"), off == "shapes");
+        assert_eq!(drawn.iter().any(|l| l[0] == "RMS_NORM+MUL"), off == "plan");
     }
 }
 
@@ -343,7 +380,7 @@ fn joules_of_a_token_come_from_a_meter_that_is_refreshed_seldom() {
     );
     let trace = Trace::open(&run.trace).expect("a trace");
     let report = {
-        use analysis::report::{By, ReportOptions, report};
+        use analysis::questions::report::{By, ReportOptions, report};
         let options = ReportOptions { tables: By::ALL.to_vec(), ..ReportOptions::default() };
         report(&trace, &options, &Default::default())
     };
@@ -354,7 +391,8 @@ fn joules_of_a_token_come_from_a_meter_that_is_refreshed_seldom() {
     assert!(meter.refresh_ns.is_some(), "{meter:?}");
     let p = energy.primary.expect("a source");
     assert!(p.source == meter.name && !p.model, "{p:?}");
-    let decode = report.phases.iter().find(|p| p.phase == analysis::calls::Phase::Decode).expect("decode");
+    let decode =
+        report.phases.iter().find(|p| p.phase == analysis::recorded::calls::Phase::Decode).expect("decode");
     let tokens = decode.tokens.expect("tokens") as f64;
     // Both are from the trace: at constant power, joules follow from the time, however long that was.
     let wanted = 2.0 * decode.in_call_ns as f64 / 1e9 / tokens;

@@ -131,7 +131,7 @@ fn ended(seen: &Seen, tid: u32, (from, to): (u64, u64)) -> impl Iterator<Item = 
 }
 
 /// A moment, and what each thread has waited for a CPU until then by the kernel's accounting.
-type Delays = (u64, BTreeMap<u32, u64>);
+type RecorderBackoff = (u64, BTreeMap<u32, u64>);
 
 const MS: Duration = Duration::from_millis(1);
 
@@ -159,12 +159,12 @@ fn interfered(options: &[&str]) {
     let (victim, cpu) = pinned.expect("waited for");
     let (seen, read) = attached(pid, options, || {
         let _interferer = Busy::start("interferer", cpu, MS, MS);
-        let read = |_| -> Delays {
+        let read = |_| -> RecorderBackoff {
             let end = switches(pid, victim) + SWITCHES;
             wait_until("it loses its CPU", || switches(pid, victim) >= end);
             (now(), threads(pid).into_iter().map(|t| (t, run_delay(pid, t))).collect())
         };
-        (0..=COMPARED).map(read).collect::<Vec<Delays>>()
+        (0..=COMPARED).map(read).collect::<Vec<RecorderBackoff>>()
     });
     drop(target);
     sound(&seen, pid);
@@ -341,7 +341,11 @@ fn newborn(program: &Path, options: &[&str]) {
         let t = first.entry(r.tid).or_insert(i64::MAX);
         *t = (*t).min(r.t);
     }
-    assert_eq!(first.len(), 1 + 3 * 21, "threads that ran ops");
+    // Without BPF a recorder that gets no CPU time may learn of a graph too late: that graph then shows fewer hits.
+    let hits = || seen.all.cpu_graphs.iter().map(|g| g.seen);
+    let short = hits().filter(|n| Some(*n) < hits().max()).count();
+    assert!(short == 0 || options.contains(&"perf"), "{short} graphs miss hits, {options:?}");
+    assert!(first.len() + 3 * short > 3 * 21, "{} threads ran ops, {short} graphs miss hits", first.len());
     // Without BPF: if a thread follows a task hidden from tracing, its start is not shown, which is counted as
     // lost.
     let mut hidden = seen.kind("offcpu").lost;

@@ -5,8 +5,8 @@ use crate::common;
 
 use std::process::Command;
 
-use analysis::calls::timeline;
-use analysis::sequences::{CallKind, CallWork};
+use analysis::recorded::calls::timeline;
+use analysis::recorded::sequences::{CallKind, CallWork};
 use common::run::{Recorder, Target};
 use common::seen::Seen;
 use common::{driver, engine, live, model, skip};

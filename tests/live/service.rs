@@ -87,7 +87,7 @@ fn each_run_is_recorded_from_its_first_call_to_its_end() {
         let seen = &all[n as usize - 1];
         seen.books_close();
         assert_eq!((tokens(seen, pid), calls), (81, 81), "nothing is missed: {}", service.log());
-        assert_eq!(run["tokens"], 80, "all but the prompt's");
+        assert_eq!(run["tokens"], 81, "the first comes with the prompt");
         assert_eq!(seen.footer().end, "no engine left");
     }
     assert_eq!(service.traces().len(), 2, "a file for each");

@@ -11,7 +11,7 @@ use std::process::{Child, Command, Stdio};
 
 use common::skip;
 use pfi::{Encoder, EncoderConfig};
-use profinfer::daemon::store::{Leftovers, Store, TraceFile, is_full};
+use service::store::{Leftovers, Store, TraceFile, is_full};
 
 const DIR: &str = "PROFINFER_TEST_STORE";
 const CHURN: &str = "PROFINFER_TEST_CHURN";

@@ -9,14 +9,15 @@ use std::io::{self, Write};
 use std::path::Path;
 use std::process::Command;
 
+use agent::capture::submissions::{EventDef, Role, SourceDef, Step, Watch};
 use common::reported::{report, text};
 use common::run::{record, wait_until};
 use common::{driver, engine, live, made, model, skip};
+use engine::elf::ElfFile;
+use machine::kernel::tracepoint;
+use machine::usage;
 use pfi::record::{Availability, Record, SubmissionSource};
 use pfi::{Encoder, Submission, Trace, submissions};
-use profinfer::capture::submissions::{EventDef, Role, SourceDef, Step, Watch};
-use profinfer::engine::elf::ElfFile;
-use profinfer::host::{tracepoint, usage};
 
 /// A child as a submission: forked by its parent, it runs from its exec to its exit.
 const fn event(name: &'static str, step: Step, key: &'static [&'static str]) -> EventDef {

@@ -106,14 +106,18 @@ fn a_recorder_that_stands_still_is_killed_and_its_other_runs_go_on() {
     });
     let missed = run(&state, last.pid());
     assert!(missed["ended"].as_str().is_some_and(|why| why.contains("its recorder was killed")), "{state}");
-    assert_eq!((&state["counts"]["missed"], &state["shunned"][0]["uid"]), (&1.into(), &0.into()), "{state}");
+    assert_eq!(
+        (&state["counts"]["missed"], &state["quarantined"][0]["uid"]),
+        (&1.into(), &0.into()),
+        "{state}"
+    );
     let traces = service.traces();
     assert!(traces.len() >= 2, "what the first wrote stays: {traces:?}");
     assert!(!pfi::Trace::open(&traces[0]).expect("a trace").blocks().is_empty());
-    // The shunned file is shunned for new runs too.
+    // The quarantined file is quarantined for new runs too.
     let again = Target::start(service.path("last/fakellama"), &LONG);
     service.wait_for("it is told", |s| {
-        run(s, again.pid())["ended"].as_str().is_some_and(|why| why.contains("is shunned"))
+        run(s, again.pid())["ended"].as_str().is_some_and(|why| why.contains("is quarantined"))
     });
 }
 

@@ -12,7 +12,7 @@ use common::run::{profinfer, signal_to, wait_until};
 use common::{fixture, live, model, runner};
 use serde_json::Value;
 
-const BOARD: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/tune/board.py");
+const BOARD: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/tune/board.py");
 
 fn tune(cache: &Path, args: &[&str]) -> Output {
     let mut command = profinfer();

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use analysis::kernels;
+use analysis::sums::device_kernels;
 use common::reported::{counted_as_executed, on_backend, report, seen_whole, sum};
 use common::run::{Run, record};
 use common::{driver, engine, live, model, skip};
@@ -78,7 +78,7 @@ fn dispatches_are_timed(name: &str, preset: &str) {
     let run = run(&["--gpu", "kernel"], &command(&engine, &device, &[], &[&model]));
     let (seen, report) = (run.seen(), report(&run));
     seen.books_close();
-    let placed = kernels::placed(&seen.all);
+    let placed = device_kernels::placed(&seen.all);
     assert!(placed.len() > 50 * DECODES, "{}", placed.len());
     for k in &placed {
         let (t, error) = (k.times, k.of.error_ns);

@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use analysis::load::{LoadProgress, load};
+use analysis::recorded::load::{LoadProgress, load};
 use pfi::{Trace, slice_iter};
 use synth_trace::*;
 

@@ -186,7 +186,7 @@ fn zsh_completes_them_too() {
         let out = run(Command::new("zsh").arg("-n").arg(&path)).expect("it runs");
         assert!(out.status.success() && out.stderr.is_empty(), "{}", text(&out.stderr));
     }
-    let asked = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/common/complete.zsh");
+    let asked = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/common/complete.zsh");
     let complete = |line: &str| {
         let mut zsh = Command::new("zsh");
         zsh.arg("-f").arg(&asked).arg(dir.path().join("profinfer.zsh")).arg(line).current_dir(dir.path());

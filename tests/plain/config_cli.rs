@@ -6,9 +6,9 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
-use profinfer::cli::args::Flag;
-use profinfer::cli::conf::service::{RULE, SERVE};
-use profinfer::cli::record::flags::COMMAND as RECORD;
+use cli::args::Flag;
+use profinfer::conf::service::{RULE, SERVE};
+use profinfer::record::flags::COMMAND as RECORD;
 
 /// With an empty environment.
 fn profinfer(args: &[&str], environ: &[(&str, &str)]) -> Output {
@@ -66,7 +66,7 @@ pmc = [\"cycles\",
 
 #[test]
 fn the_default_file_is_what_is_built_in() {
-    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("conf/profinfer.toml");
+    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../conf/profinfer.toml");
     let page = printed(&["config", "--print", "--default"], &[("PROFINFER_LEVEL", "token")]);
     if std::env::var_os("UPDATE_SNAPSHOTS").is_some() {
         std::fs::write(&path, &page).expect("written");
@@ -421,8 +421,8 @@ fn wrong_usage_is_told() {
 
 #[test]
 fn what_is_no_key_stands_on_the_page() {
-    let page =
-        std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/CONFIG.md")).expect("there");
+    let page = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/CONFIG.md"))
+        .expect("there");
     let told = |flag: &Flag| {
         page.contains(&format!("`{}`", flag.name)) || page.contains(&format!("--{}", flag.name))
     };

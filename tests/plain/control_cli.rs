@@ -12,16 +12,16 @@ use std::process::{Command, Output};
 use std::thread;
 
 use common::skip;
-use pfi::track::{RequestNow, RequestPhase};
-use profinfer::daemon::run::Run;
-use profinfer::daemon::socket::{Control, ServiceRequest, dumped};
-use profinfer::daemon::status::{
-    FinderStatus, Message, RuleStatus, ServicePhase, ServiceState, ServiceUsage, StateFiles, StatusCounts,
-};
-use profinfer::daemon::store::DirectoryUsage;
-use profinfer::daemon::waiting::HeldBack;
+use inspector::waiting::HeldBack;
+use requests::{RequestNow, RequestPhase};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde_json::Value;
+use service::run::Run;
+use service::socket::{Control, ServiceRequest, dumped};
+use service::status::{
+    FinderStatus, Message, RuleStatus, ServicePhase, ServiceState, ServiceUsage, StateFiles, StatusCounts,
+};
+use service::store::DirectoryUsage;
 
 fn profinfer(socket: &Path, args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_profinfer"));
@@ -89,6 +89,7 @@ fn state() -> ServiceState {
         lost: 3,
         seen: 1000,
         cost: Some(0.008),
+        figures: None,
         ended: None,
     };
     state.run(&run);

@@ -3,10 +3,10 @@
 use crate::dag_support;
 use crate::synth_trace;
 
-use analysis::calls::Phase;
-use analysis::dag::compare::{DagComparison, compare};
-use analysis::dag::fold::{fold, only};
-use analysis::dag::{Dag, DagError, DagOptions, Metric, Node, NodeRole, Spread};
+use analysis::questions::dag::compare::{DagComparison, compare};
+use analysis::questions::dag::fold::{fold, only};
+use analysis::questions::dag::{Dag, DagError, DagOptions, Metric, Node, NodeRole, Spread};
+use analysis::recorded::calls::Phase;
 use dag_support::*;
 use pfi::Trace;
 use pfi::record::{CpuGraph, Entry, Token};
@@ -23,7 +23,8 @@ fn word(n: &Node) -> String {
 /// Edges to the node with this short form, as the short forms of their sources with tensor and slot.
 fn sources(d: &Dag, of: &str) -> Vec<String> {
     let node = d.nodes.iter().position(|n| word(n) == of).unwrap_or_else(|| panic!("no {of}"));
-    let one = |e: &analysis::dag::Edge| format!("{}.{} {}", e.tensor, e.slot, word(&d.nodes[e.from]));
+    let one =
+        |e: &analysis::questions::dag::Edge| format!("{}.{} {}", e.tensor, e.slot, word(&d.nodes[e.from]));
     d.sources(node).iter().map(one).collect()
 }
 
@@ -104,6 +105,32 @@ fn times_are_those_of_the_graphs_asked_for() {
     assert!(d.nodes.iter().all(|n| n.order.is_some() == n.figures[0].is_some()));
 }
 
+/// One graph in nine is preempted: the mean of its ops is not that of a usual graph, the median is.
+#[test]
+fn a_preempted_graph_repaints_nothing() {
+    let of = |preempted: u64| {
+        let mut made = Made::new(LLAMA);
+        made.batch(4, 0);
+        (0..9).for_each(|i| made.batch(1, if i == 4 { preempted } else { 0 }));
+        drawn(made.finish(), &ALL).unwrap()
+    };
+    let (calm, d) = (of(0), of(900_000));
+    let all =
+        |d: &Dag, metric: Metric| d.nodes.iter().map(|n| n.figures[metric as usize]).collect::<Vec<_>>();
+    assert_eq!(all(&d, Metric::Median), all(&calm, Metric::Median));
+    assert_eq!(all(&calm, Metric::Median), all(&calm, Metric::Time));
+    let op = |metric| figure(&d, "MUL_MAT Qcur-0", metric).unwrap().median;
+    assert_eq!(op(Metric::Time), op(Metric::Median) + 100_000.0);
+    assert!(op(Metric::Spread) > 2.0);
+    let svg = |d: &Dag| {
+        let mut out = Vec::new();
+        write(&mut out, d, Metric::Median, GraphFormat::Svg).unwrap();
+        String::from_utf8(out).unwrap()
+    };
+    // Its spread is in the frame, not in the colour.
+    assert!(svg(&d).contains("stroke-width=\"4\"") && !svg(&calm).contains("stroke-width=\"4\""));
+}
+
 #[test]
 fn counters_are_told_where_there_are_some() {
     use pfi::CounterRun;
@@ -151,7 +178,7 @@ fn equal_layers_become_one() {
     for e in &d.edges {
         let name = |d: &Dag, i: usize| ggml::names::fold(d.nodes[i].name()).pattern.into_owned();
         let (from, to) = (name(&d, e.from), name(&d, e.to));
-        let same = |g: &&analysis::dag::Edge| (g.tensor, g.slot) == (e.tensor, e.slot);
+        let same = |g: &&analysis::questions::dag::Edge| (g.tensor, g.slot) == (e.tensor, e.slot);
         assert!(
             f.edges.iter().filter(same).any(|g| name(&f, g.from) == from && name(&f, g.to) == to),
             "{from} {to}"
@@ -301,7 +328,7 @@ fn a_trace_that_is_cut_off_is_drawn_as_far_as_it_goes() {
     let mut drawings = 0;
     for len in (0..whole.len()).step_by(97) {
         let Ok(trace) = Trace::from_bytes(whole[..len].to_vec()) else { continue };
-        if let Ok(d) = analysis::dag::dag(&trace, &ALL, &Default::default()) {
+        if let Ok(d) = analysis::questions::dag::dag(&trace, &ALL, &Default::default()) {
             drawings += 1;
             assert!(d.notes.iter().any(|n| n.contains("cut off")), "{:?}", d.notes);
         }

@@ -28,7 +28,7 @@ fn text(bytes: &[u8]) -> String {
 
 /// Compares with a file under tests/snapshots; UPDATE_SNAPSHOTS=1 writes it instead.
 fn snapshot(name: &str, got: &str) {
-    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/snapshots").join(name);
+    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/snapshots").join(name);
     if std::env::var_os("UPDATE_SNAPSHOTS").is_some() {
         std::fs::write(&path, got).unwrap();
     }
@@ -114,7 +114,7 @@ fn what_was_not_recorded_is_a_gap_with_a_reason() {
     assert!(json["nodes"].as_array().unwrap().iter().all(|n| n["stalled_share"].is_null()));
     let missing: Vec<bool> =
         json["metrics"].as_array().unwrap().iter().map(|m| m["missing"].is_string()).collect();
-    assert_eq!(missing, [false, false, false, false, true, true, false, true]);
+    assert_eq!(missing, [false, false, false, false, false, true, true, false, true, false]);
 }
 
 #[test]
@@ -132,10 +132,10 @@ fn errors_are_one_line_and_say_what_to_do() {
             1,
             "cannot write no/such/dir.svg: give another place with -o: No such file",
         ),
-        (&["good.pfi", "--metric", "tmie"], 2, "expected time, gbps"),
+        (&["good.pfi", "--metric", "tmie"], 2, "expected median, time, gbps"),
         (&["good.pfi", "--fold", "--layer", "1"], 2, "cannot be combined"),
         (&["good.pfi", "--against", "good.pfi", "--format", "svg"], 2, "expected text or json"),
-        (&[], 2, "FILE is required"),
+        (&[], 2, "FILE... is required"),
         (&["good.pfi", "-o", "./good.pfi"], 2, "./good.pfi is the input"),
         (&["run.pfi", "--against", "good.pfi", "-o", "good.pfi"], 2, "good.pfi is the input"),
     ];
@@ -151,4 +151,27 @@ fn errors_are_one_line_and_say_what_to_do() {
         run(LLAMA, 1),
         "a recording is not written over"
     );
+}
+
+/// Each below its name, with one scale: its ends are the lowest and the highest value of both.
+#[test]
+fn several_models_are_drawn_side_by_side() {
+    let dir = place(&run(LLAMA, 2));
+    std::fs::write(dir.path().join("other.pfi"), run(Model { layers: 1, ..LLAMA }, 2)).unwrap();
+    let out = profinfer(dir.path(), &["dag", "run.pfi", "other.pfi", "--format", "svg"]);
+    assert!(out.status.success(), "{}", text(&out.stderr));
+    let both = text(&out.stdout);
+    well_formed(&both);
+    let at = |name: &str| both.find(&format!(">{name}</text>")).unwrap_or_else(|| panic!("no {name}"));
+    assert!(at("run.pfi") < at("other.pfi"));
+    let legends: Vec<&str> = both.split(">median: ").skip(1).map(|l| l.split('<').next().unwrap()).collect();
+    assert!(legends.len() == 2 && legends[0] == legends[1], "{legends:?}");
+    let alone = |file: &str| text(&profinfer(dir.path(), &["dag", file, "--format", "svg"]).stdout);
+    let boxes = |svg: &str| svg.matches("<g><title>").count();
+    assert_eq!(boxes(&both), boxes(&alone("run.pfi")) + boxes(&alone("other.pfi")));
+    for (flags, told) in [(&["--format", "dot"][..], "SVG only"), (&["--against", "run.pfi"], "one trace")] {
+        let out = profinfer(dir.path(), &[&["dag", "run.pfi", "other.pfi"], flags].concat());
+        assert_eq!(out.status.code(), Some(2));
+        assert!(text(&out.stderr).contains(told), "{}", text(&out.stderr));
+    }
 }

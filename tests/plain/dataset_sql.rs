@@ -68,7 +68,7 @@ fn ask(how: &[&str]) {
     assert_eq!(String::from_utf8_lossy(&out.stdout).lines().count(), traces.len());
     println!("exported {} runs in {:.1} s", traces.len(), start.elapsed().as_secs_f64());
 
-    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let here = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."));
     let mut ask = Command::new("python3");
     ask.arg(common::source("fleet/questions.py")).arg(&set).arg(here.join("docs/SQL.md")).args(how);
     let Some(answers) = python::json(&mut ask) else { return };

@@ -9,13 +9,13 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use crate::common::skips;
-use profinfer::engine::discover::{self, DiscoverError, DiscoveredEngine};
-use profinfer::engine::elf::{ElfError, ElfFile};
-use profinfer::engine::ladder::{Ladder, RungMethod};
-use profinfer::engine::layout::Layout;
-use profinfer::engine::search::Launch;
-use profinfer::engine::tables::Tables;
-use profinfer::host::root::Root;
+use engine::discover::{self, DiscoverError, DiscoveredEngine};
+use engine::elf::{ElfError, ElfFile};
+use engine::ladder::{Ladder, RungMethod};
+use engine::layout::Layout;
+use engine::search::Launch;
+use engine::tables::Tables;
+use machine::root::Root;
 use proptest::prelude::*;
 
 /// A small version of the base library: name tables, traits and accessors with the names and forms of the real one.

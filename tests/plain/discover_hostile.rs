@@ -16,7 +16,7 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use crate::common::skips;
-use profinfer::engine::discover;
+use engine::discover;
 
 /// Far longer than anything here takes; a real hang never ends.
 const HANG: Duration = Duration::from_secs(100);

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use profinfer::host::maps;
+use machine::maps;
 use proptest::prelude::*;
 
 const TEXT: &str = "\

@@ -1,7 +1,7 @@
 //! Where probes go, on the first bytes of functions as real compilers made them, and on arbitrary bytes.
 
-use profinfer::engine::elf::ElfMachine::{self, Aarch64, X86_64};
-use profinfer::engine::prologue::{self, InsnHandling, Need};
+use engine::elf::ElfMachine::{self, Aarch64, X86_64};
+use engine::prologue::{self, InsnHandling, Need};
 use proptest::prelude::*;
 
 fn bytes(hex: &str) -> Vec<u8> {

@@ -5,10 +5,10 @@
 use std::path::{Path, PathBuf};
 
 use crate::common::skips;
-use profinfer::engine::discover::{self, DiscoverError, DiscoveredEngine};
-use profinfer::engine::elf::ElfMachine;
-use profinfer::engine::ladder::{BatchPassing, Ladder, ProbePoint, Rung, RungMethod};
-use profinfer::engine::prologue::InsnHandling;
+use engine::discover::{self, DiscoverError, DiscoveredEngine};
+use engine::elf::ElfMachine;
+use engine::ladder::{BatchPassing, Ladder, ProbePoint, Rung, RungMethod};
+use engine::prologue::InsnHandling;
 
 /// Known properties of a release.
 struct Known {

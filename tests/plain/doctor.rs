@@ -51,7 +51,7 @@ fn json(args: &[&str]) -> (Value, Option<i32>) {
 /// Directory with the built fixtures; `None` (with a message) if they cannot be built.
 fn fixture(name: &str) -> Option<PathBuf> {
     static BUILT: OnceLock<Option<PathBuf>> = OnceLock::new();
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let root = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."));
     let built = BUILT.get_or_init(|| {
         let out = Path::new(env!("CARGO_TARGET_TMPDIR")).join("doctor-fixtures");
         let script = root.join("tests/fixtures/build.sh");
@@ -445,7 +445,7 @@ fn a_slow_down_is_predicted_for_each_level() {
 
 #[test]
 fn a_slow_down_is_predicted_from_a_recording() {
-    let trace = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/small.pfi");
+    let trace = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/golden/small.pfi");
     let (v, _) = json(&["--no-probe", "--predict", "10", "--trace", trace]);
     assert!(v["prediction"]["hits"]["ops"].as_f64().expect("ops") > 0.0, "{}", v["prediction"]);
 }
@@ -475,7 +475,7 @@ fn a_file_of_another_machine_would_fit_there() {
         "x86_64" => ("aarch64", ["stripped", "old-stripped"]),
         _ => return skip("no other machine's compiler is known here"),
     };
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/build.sh");
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/build.sh");
     let built = Command::new("bash")
         .arg(script)
         .arg(&out)

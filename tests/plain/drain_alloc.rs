@@ -7,13 +7,11 @@ use crate::common::allocator::allocations;
 
 use std::io::{Sink, Write};
 
+use agent::capture::event::{self, Call, Counted, Experts, Head, KIND_NAMES, Nodes, OffCpuEvent, Op, Tensor};
+use agent::capture::structure::Reading;
+use agent::recorder::drain::Drain;
+use engine::discover::{self, DiscoveredEngine};
 use pfi::{Encoder, EncoderConfig};
-use profinfer::capture::event::{
-    self, Call, Counted, Experts, Head, KIND_NAMES, Nodes, OffCpuEvent, Op, Tensor,
-};
-use profinfer::capture::structure::Reading;
-use profinfer::engine::discover::{self, DiscoveredEngine};
-use profinfer::recorder::drain::Drain;
 
 const PID: u32 = 1 << 30;
 const NODES: u64 = 90;

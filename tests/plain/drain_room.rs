@@ -2,13 +2,13 @@
 
 use crate::common;
 
+use agent::capture::event::KIND_NAMES;
+use agent::capture::source::EventStats;
+use agent::recorder::drain::Drain;
+use agent::recorder::event_stats::{OwnUsage, StatsSnapshot};
 use common::events::{Fake, MS, PID};
 use pfi::record::KindCount;
 use pfi::{Encoder, EncoderConfig};
-use profinfer::capture::event::KIND_NAMES;
-use profinfer::capture::source::EventStats;
-use profinfer::recorder::drain::Drain;
-use profinfer::recorder::event_stats::{OwnUsage, StatsSnapshot};
 
 /// Maximum number of calls and graphs in flight.
 const CALLS: u64 = 1024;

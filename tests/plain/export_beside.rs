@@ -1,5 +1,5 @@
 //! Additional tracks of `profinfer export` next to calls and ops: thread states, values over time, the recorder's
-//! messages, kernels of a device. The expected times are those used to make the trace.
+//! messages. The expected times are those used to make the trace.
 
 use crate::common::timeline;
 
@@ -157,56 +157,4 @@ fn graphs_that_hits_are_missing_from_are_told() {
     let told = named(&all, "profinfer record", 0).unwrap()["instants"].as_array().unwrap();
     assert_eq!(told.len(), 1);
     assert_eq!((&told[0]["t"], &told[0]["args"]["missing"]), (&(ORIGIN + 200).into(), &3.into()));
-}
-
-#[test]
-fn kernels_of_a_device() {
-    let mut e = Encoder::new(Vec::new(), EncoderConfig::default(), &header(true)).unwrap();
-    let backend = e.backend([7; 16], "OpenCL");
-    let t = ORIGIN as i64;
-    let split = Split {
-        seq: 0,
-        graph: None,
-        backend,
-        pid: PID,
-        tid: TID,
-        n_nodes: 2,
-        t,
-        dur: 50_000,
-        cut: false,
-        device: Device::Idle,
-        plan: None,
-    };
-    e.split(&split).unwrap();
-    let files = files(&e.finish(&footer("signal")).unwrap());
-    let event = |ph: &str, tid: &str, ts: u64| {
-        format!(
-            "{{\"name\": \"kernel_add\", \"cat\": \"OpenCL\", \"ph\": \"{ph}\", \"ts\": {ts}, \"pid\": \"\", \"tid\": \"{tid}\"}},\n"
-        )
-    };
-    let json = event("B", "Host", 100)
-        + &event("E", "Host", 101)
-        + &event("B", "Device", 120)
-        + &event("E", "Device", 150);
-    let (trace, table) = (files.out.clone() + ".json", files.out.clone() + ".csv");
-    std::fs::write(&trace, "[\n".to_string() + &json).unwrap();
-    std::fs::write(&table, "op name, kernel name, ...\nl_out-0,kernel_add,0.03,64x1x1,32x1x1,64x1x1x1\n")
-        .unwrap();
-    let Some(all) = files.export(&["--cl-trace", &trace, "--cl-profile", &table]) else { return };
-    let device = named(&all, "OpenCL device (times: aligned with the first OpenCL split)", 0).unwrap();
-    let slice = &device["slices"][0];
-    assert_eq!(
-        (&slice["name"], &slice["t"], &slice["dur"]),
-        (&"kernel_add".into(), &(ORIGIN + 20_000).into(), &30_000.into())
-    );
-    let args = json!({"queued_ns": 20_000, "tensor": "l_out-0", "global_size": "64x1x1", "local_size": "32x1x1",
-        "output_size": "64x1x1x1"});
-    assert_eq!(slice["args"], args);
-    std::fs::write(&trace, "{\"a\": 1}").unwrap();
-    let out = profinfer(&["export", "--force", "--perfetto", &files.out, &files.trace, "--cl-trace", &trace]);
-    let err = text(&out.stderr);
-    assert!(
-        !out.status.success() && err.contains("line 1 is not an event of llama.cpp's cl_trace.json"),
-        "{err}"
-    );
 }

@@ -13,6 +13,7 @@ fn profinfer(args: &[&str]) -> std::process::Output {
 
 fn trace() -> Vec<u8> {
     let mut s = Synth::new(Vec::new(), Spec::default());
+    s.cpu = |graph, p, ith| (p % 5 != 4).then_some(ith + ((graph + p as u64) % 3) as u16);
     s.call(4, |p, t| 2000 + 10 * p as u64 + 5 * u64::from(t));
     for i in 0..3 {
         s.call(1, |p, t| 1000 + 1037 * p as u64 + 5 * u64::from(t) + i);
@@ -68,6 +69,16 @@ fn totals_are_those_of_the_report() {
     let events = all["traceEvents"].as_array().unwrap();
     let op = &events.iter().find(|e| e["name"] == "MUL_MAT Kcur-1").unwrap()["args"];
     assert_eq!((&op["op"], &op["tensor"], &op["layer"]), (&"MUL_MAT".into(), &"Kcur-1".into(), &1.into()));
+    let phases = report["phases"].as_array().unwrap().iter();
+    let rows = phases.flat_map(|p| p["by_cpu"]["cpus"].as_array().unwrap());
+    // Without those of which it is not known.
+    let rows: Vec<&Value> = rows.filter(|r| r["cpu"].is_u64()).collect();
+    assert!(!rows.is_empty());
+    for row in &rows {
+        let on = events.iter().filter(|e| e["ph"] == "B" && e["args"]["cpu"] == row["cpu"]).count();
+        let of = rows.iter().filter(|r| r["cpu"] == row["cpu"]).map(|r| r["ops"].as_u64().unwrap());
+        assert_eq!(on as u64, of.sum::<u64>(), "ops on CPU {}", row["cpu"]);
+    }
     assert_eq!((&op["types"], &op["token"]), (&"f32[32,4] = q4_0[64,32], f32[64,4]".into(), &0.into()));
     assert!(op["bytes"].is_u64() && op["flops"].is_u64() && op["mean_gb_per_s"].is_f64());
 }
@@ -84,7 +95,8 @@ fn formats_do_not_change() {
     for (format, name) in [("--chrome", "timeline.json"), ("--perfetto", "timeline.pftrace")] {
         let out = profinfer(&["export", format, "-", &file]);
         assert!(out.status.success());
-        let golden = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/snapshots").join(name);
+        let golden =
+            std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/snapshots").join(name);
         if std::env::var_os("UPDATE_SNAPSHOTS").is_some() {
             std::fs::write(&golden, &out.stdout).unwrap();
         }

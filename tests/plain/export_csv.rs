@@ -7,13 +7,14 @@ use std::collections::HashMap;
 use std::path::Path;
 
 use pfi::record::*;
+use synth_trace::causes::{sampler_call, sampling};
 use synth_trace::*;
 
-const COLUMNS: &str =
-    "pid,context,call,phase,token,graph,layer,op,name,thread,tid,start_ns,end_ns,wait_ns,bytes,flops,types";
+const COLUMNS: &str = "pid,context,call,phase,token,graph,layer,op,name,thread,tid,cpu,start_ns,end_ns,wait_ns,bytes,flops,types";
 
 fn run(spec: Spec) -> Vec<u8> {
     let mut s = Synth::new(Vec::new(), spec);
+    s.cpu = |graph, p, ith| (p % 5 != 4).then_some(ith + ((graph + p as u64) % 3) as u16);
     s.ubatches(&[4, 3], |p, t| 2000 + 10 * p as u64 + 5 * u64::from(t));
     for i in 0..5 {
         s.call(1, |p, t| 1000 + 1037 * p as u64 + 5 * u64::from(t) + i);
@@ -75,6 +76,12 @@ fn rows_are_the_slices_of_the_trace() {
         let rows = table(&files, &[]);
         assert_eq!(rows.len() as u64, report["quality"]["hits"]["slices"].as_u64().unwrap());
         for phase in report["phases"].as_array().unwrap() {
+            for cpu in phase["by_cpu"]["cpus"].as_array().unwrap() {
+                let own = rows.iter().filter(|r| r["phase"] == phase["phase"].as_str().unwrap());
+                let number = cpu["cpu"].as_u64().map_or(String::new(), |n| n.to_string());
+                let own = own.filter(|r| r["cpu"] == number);
+                assert_eq!(own.count() as u64, cpu["ops"].as_u64().unwrap());
+            }
             for thread in phase["by_thread"].as_array().unwrap() {
                 let own = rows
                     .iter()
@@ -161,6 +168,32 @@ fn parts_and_files() {
     refused(&["--csv", "ops", "-o", &files.out, &files.trace], 1, "no op begins in the selected range");
     assert!(!Path::new(&files.out).exists());
     refused(&["--csv", "ops", &files.trace], 1, "no op begins in the selected range");
+    refused(&["--csv", "samplers", &files.trace], 1, "they are recorded with --phases");
+}
+
+#[test]
+fn samplers_have_a_row_each_call() {
+    let mut s = Synth::new(Vec::new(), Spec::default());
+    s.call(1, |_, _| 1000);
+    let now = s.now;
+    sampling(&mut s, now, 500);
+    s.enc.sampler_call(&sampler_call(9, s.now + 400, (7, 9))).unwrap();
+    let files = files(&s.enc.finish(&footer("target exited")).unwrap());
+    let out = profinfer(&["export", "--csv", "samplers", &files.trace]);
+    assert_eq!((text(&out.stderr), out.status.code()), (String::new(), Some(0)));
+    let rows = parsed(&text(&out.stdout));
+    assert_eq!(rows[0], ["pid", "tid", "sampler", "does", "start_ns", "end_ns", "own_ns"]);
+    let told: Vec<_> = rows[1..].iter().map(|r| [&*r[2], &*r[3], &*r[6]]).collect();
+    let want = [
+        ["top-k", "apply", "100"],
+        ["dist", "apply", "150"],
+        ["chain", "apply", "50"],
+        ["top-k", "accept", "40"],
+        ["", "apply", "0"],
+    ];
+    assert_eq!(told, want);
+    let number = |row: usize, column: usize| rows[row][column].parse::<u64>().expect("a number");
+    assert_eq!((number(3, 5) - number(3, 4), number(1, 4) - number(3, 4)), (300, 10));
 }
 
 /// Names chosen by a model are data: quoted, on one line, and not a spreadsheet's formula.

@@ -106,3 +106,64 @@ fn kernels_are_selected_like_slices() {
     let ns = |e: &Value| (e["ts"].as_f64().unwrap() * 1000.0).round() as u64;
     assert_eq!(ns(begun[1]) - ns(begun[0]), 30);
 }
+
+/// Each kernel is a row, in a table of values as in the recording: the sums are those of the report.
+#[test]
+fn a_table_has_the_times_of_each_kernel() {
+    let files = files(&written(true, false, &ENQUEUED, true, &LAUNCHED));
+    let out = profinfer(&["export", "--csv", "kernels", &files.trace]);
+    assert_eq!((text(&out.stderr), out.status.code()), (String::new(), Some(0)));
+    let csv = text(&out.stdout);
+    let mut lines = csv.split_terminator("\r\n").map(|l| l.split(',').collect::<Vec<_>>());
+    let heading = lines.next().expect("a heading");
+    let rows: Vec<Vec<&str>> = lines.collect();
+    let column = |name: &str| {
+        let at = heading.iter().position(|h| *h == name).unwrap_or_else(|| panic!("{name}: {heading:?}"));
+        rows.iter().map(|r| r[at]).collect::<Vec<_>>()
+    };
+    let numbers = |name: &str| -> Vec<u64> { column(name).iter().map(|n| n.parse().unwrap_or(0)).collect() };
+    let between = |from: &str, to: &str| -> Vec<u64> {
+        let known = numbers(to).into_iter().zip(numbers(from)).filter(|(_, from)| *from > 0);
+        known.map(|(to, from)| to - from).collect()
+    };
+    assert_eq!(
+        column("ops"),
+        ["RMS_NORM+MUL_MAT", "RMS_NORM+MUL_MAT", "ADD", "(outside nodes)", "(CUDA graph)"]
+    );
+    assert_eq!((column("token"), column("name")), (vec!["1", "1", "1", "2", "3"], vec!["mul_mat_q"; 5]));
+    // When a kernel of the CUDA graph was queued is not known.
+    assert_eq!((column("queued_ns")[4], column("submitted_ns")[4]), ("", ""));
+    assert_eq!(column("host_ns")[..4], column("queued_ns")[..4]);
+    assert_eq!(between("submitted_ns", "start_ns"), [10; 4]);
+    // The first kernel of a graph has none before it; the second one overlaps it.
+    assert_eq!(column("idle_before_ns"), ["", "0", "260", "", ""]);
+    let report = files.report();
+    let phases = report["phases"].as_array().unwrap().iter();
+    let backends = phases.flat_map(|p| p["offload"]["backends"].as_array().cloned().unwrap_or_default());
+    let told: Vec<Value> =
+        backends.flat_map(|b| b["device"]["by_kernel"].as_array().cloned().unwrap_or_default()).collect();
+    for (field, of) in [
+        ("device_ns", between("start_ns", "end_ns")),
+        ("queued_ns", between("queued_ns", "start_ns")),
+        ("submitted_ns", between("submitted_ns", "start_ns")),
+        ("idle_before_ns", numbers("idle_before_ns")),
+    ] {
+        assert_eq!(sum(&told, field), of.iter().sum::<u64>(), "{field}");
+    }
+    let one = profinfer(&["export", "--csv", "kernels", "--tokens", "2", &files.trace]);
+    assert_eq!(text(&one.stdout).lines().count(), 2);
+    let none = profinfer(&["export", "--csv", "kernels", "--pid", "1", &files.trace]);
+    assert!(!none.status.success());
+}
+
+#[test]
+fn a_run_without_kernels_has_no_table_of_them() {
+    let files = files(&written(true, false, &ENQUEUED, false, &[]));
+    let out = profinfer(&["export", "--csv", "kernels", &files.trace]);
+    assert_eq!(out.status.code(), Some(1));
+    assert!(
+        text(&out.stderr).contains("their times are recorded with --gpu kernel"),
+        "{}",
+        text(&out.stderr)
+    );
+}

@@ -26,6 +26,7 @@ fn is_call(name: &str, phase: &str) -> bool {
 
 fn run(spec: Spec) -> Vec<u8> {
     let mut s = Synth::new(Vec::new(), spec);
+    s.cpu = |graph, p, ith| (p % 5 != 4).then_some(ith + ((graph + p as u64) % 3) as u16);
     s.ubatches(&[4, 3], |p, t| 2000 + 10 * p as u64 + 5 * u64::from(t));
     for i in 0..5 {
         s.call(1, |p, t| 1000 + 1037 * p as u64 + 5 * u64::from(t) + i);
@@ -53,6 +54,17 @@ fn totals_of_tracks_are_those_of_the_report() {
             assert_eq!(total(track, |n| n == "(barrier wait)").1, of("wait_ns"), "waits of thread {ith}");
             // Token, graph, split, CPU graph, op; the other threads have only ops.
             assert_eq!(track["deepest"], if ith == 0 { 5 } else { 1 });
+        }
+        let phases = report["phases"].as_array().unwrap().iter();
+        let rows = phases.flat_map(|p| p["by_cpu"]["cpus"].as_array().unwrap());
+        // Without those of which it is not known.
+        let rows: Vec<&Value> = rows.filter(|r| r["cpu"].is_u64()).collect();
+        assert!(!rows.is_empty());
+        for row in &rows {
+            let slices = all["tracks"].as_array().unwrap().iter().filter_map(|t| t["slices"].as_array());
+            let on = slices.flatten().filter(|s| s["args"]["cpu"] == row["cpu"]).count();
+            let of = rows.iter().filter(|r| r["cpu"] == row["cpu"]).map(|r| r["ops"].as_u64().unwrap());
+            assert_eq!(on as u64, of.sum::<u64>(), "ops on CPU {}", row["cpu"]);
         }
         let main = track(&all, TID.into());
         let phase = |name: &str, field: &str| {

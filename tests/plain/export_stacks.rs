@@ -29,7 +29,7 @@ fn decoded(files: &Files, format: &str, flags: &[&str]) -> Option<Value> {
     let flag = format!("--{format}");
     let out = profinfer(&[&["export", "--force", &flag, &files.out, &files.trace], flags].concat());
     assert_eq!((text(&out.stderr), out.status.code()), (String::new(), Some(0)));
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/flame.py");
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/flame.py");
     python::json(Command::new("python3").arg(script).args([format, &files.out]))
 }
 

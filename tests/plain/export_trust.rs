@@ -4,12 +4,12 @@ use crate::synth_trace;
 
 use std::io::Write;
 
-use analysis::calls::timeline;
-use analysis::idents::Idents;
-use analysis::lanes::{Lanes, Select, Walked};
-use analysis::load::{LoadProgress, load};
-use analysis::ops::sort_runs;
-use analysis::report::{By, ReportOptions, report};
+use analysis::questions::report::{By, ReportOptions, report};
+use analysis::recorded::calls::timeline;
+use analysis::recorded::idents::Idents;
+use analysis::recorded::load::{LoadProgress, load};
+use analysis::streams::lanes::{Lanes, Select, Walked};
+use analysis::sums::ops::sort_runs;
 use pfi::record::*;
 use pfi::{CounterRun, Encoder, EncoderConfig, PlanHit, Slice, SliceRun, TensorDesc, Trace};
 use proptest::prelude::*;

@@ -14,8 +14,8 @@ use std::path::{Path, PathBuf};
 use ggml::quant::TensorType;
 use pfi::record::*;
 use pfi::{Encoder, EncoderConfig};
-use runner::synth::presets::{Arch, ExpertPreset, Preset};
-use runner::synth::{self, DEFAULT_SEED, ModelSpec};
+use runner::synth::presets::{Arch, ExpertPreset, ExpertRouting, Preset};
+use runner::synth::{self, DEFAULT_SEED, GraphForm, ModelSpec};
 use synth_trace::causes::one_of_each;
 use synth_trace::*;
 use targets::{TARGETS, Target};
@@ -25,7 +25,7 @@ const CHANGES: usize = 40;
 const CHANGES_OF_VIEWS: usize = 6;
 
 fn folder(target: &Target) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus").join(target.name)
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus").join(target.name)
 }
 
 fn corpus(target: &Target) -> Vec<(PathBuf, Vec<u8>)> {
@@ -94,7 +94,7 @@ fn every_target_holds_on_its_corpus_and_beside_it() {
 
 #[test]
 fn every_corpus_has_a_target() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus");
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus");
     for entry in fs::read_dir(root).unwrap() {
         let name = entry.unwrap().file_name();
         assert!(TARGETS.iter().any(|t| name == t.name), "{name:?}");
@@ -109,14 +109,12 @@ fn write_corpora() {
         fs::create_dir_all(folder(target)).unwrap();
         fs::write(folder(target).join(name), bytes).unwrap();
     };
-    let splits = with_splits();
-    fs::write(Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/opencl.pfi"), &splits).unwrap();
     let made = [
         ("small", trace_support::small_file()),
         ("mixed", mixed()),
         ("page", html_support::rich(2)),
         ("graph", dag_support::run(dag_support::LLAMA, 1)),
-        ("splits", splits),
+        ("splits", with_splits()),
     ];
     for (name, bytes) in made {
         write("trace", name, &bytes);
@@ -128,8 +126,6 @@ fn write_corpora() {
     write("config", "example.toml", include_bytes!("../../conf/profinfer.toml"));
     write("config", "rules.toml", RULES.as_bytes());
     write("merge", "timeline", &perfetto());
-    write("opencl", "one-kernel", DEVICE.as_bytes());
-    write("opencl", "trace-alone", DEVICE.split('\0').next().unwrap().as_bytes());
     for (name, line) in [("status", "status"), ("dump", "dump 4242"), ("reload", "reload"), ("stop", "stop")]
     {
         write("socket", name, line.as_bytes());
@@ -139,7 +135,7 @@ fn write_corpora() {
     for (name, text) in PROC {
         write("proc", name, text.as_bytes());
     }
-    for file in std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/tracepoints")).unwrap() {
+    for file in std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/tracepoints")).unwrap() {
         let path = file.unwrap().path();
         let text = std::fs::read_to_string(&path).unwrap();
         write("tracepoint", path.file_stem().unwrap().to_str().unwrap(), &tracepoints(&text));
@@ -220,12 +216,24 @@ fn models() -> Vec<(&'static str, Vec<u8>)> {
     };
     static EXPERTS: Preset = Preset {
         arch: Arch::Qwen2Moe,
-        experts: Some(ExpertPreset { count: 4, used: 2, ff: 32, shared_ff: 64 }),
+        experts: Some(ExpertPreset {
+            count: 4,
+            used: 2,
+            ff: 32,
+            shared_ff: 64,
+            routing: ExpertRouting::Even,
+        }),
         ..MICRO
     };
     static LLAMA: Preset = MICRO;
     let head = |preset: &'static Preset| {
-        let order = ModelSpec { preset, ty: TensorType::F32, seed: DEFAULT_SEED, threads: 1 };
+        let order = ModelSpec {
+            preset,
+            ty: TensorType::F32,
+            graph: GraphForm::Llama,
+            seed: DEFAULT_SEED,
+            threads: 1,
+        };
         let file = synth::write(&order, Vec::new(), |_| ()).unwrap();
         let data = ggml::gguf::reader::Gguf::parse(&file).unwrap().data_offset as usize;
         file[..data].to_vec()
@@ -265,12 +273,6 @@ const PROC: [(&str, &str); 4] = [
     ("cgroup", "1:name=systemd:/x\n0::/system.slice/llama server.service\n"),
 ];
 
-const DEVICE: &str = "[\n{\"name\": \"kernel_add\", \"cat\": \"OpenCL\", \"ph\": \"B\", \"ts\": 100, \"pid\": \"\", \"tid\": \"Host\"},\n\
-{\"name\": \"kernel_add\", \"cat\": \"OpenCL\", \"ph\": \"E\", \"ts\": 101, \"pid\": \"\", \"tid\": \"Host\"},\n\
-{\"name\": \"kernel_add\", \"cat\": \"OpenCL\", \"ph\": \"B\", \"ts\": 120, \"pid\": \"\", \"tid\": \"Device\"},\n\
-{\"name\": \"kernel_add\", \"cat\": \"OpenCL\", \"ph\": \"E\", \"ts\": 150, \"pid\": \"\", \"tid\": \"Device\"},\n\
-\0op name, kernel name, ...\nl_out-0,kernel_add,0.03,64x1x1,32x1x1,64x1x1x1\n";
-
 const STATE: &str = r#"{"version":"0.1.0","pid":42,"since":"2026-11-21T20:41:43.123Z","state":"recording","finder":{"backend":"exec and mmap events","why":null},
 "configuration":{"file":"/etc/profinfer/profinfer.toml","read":"2026-11-21T20:41:43.123Z","errors":["line 3: no such key"]},
 "rules":[{"name":"chat","runs":2,"recorder":4712}],"counts":{"seen":3,"recorded":2,"sample_one_in":1},"directory":"/var/lib/profinfer",
@@ -280,7 +282,7 @@ const STATE: &str = r#"{"version":"0.1.0","pid":42,"since":"2026-11-21T20:41:43.
 
 /// Events of a token of three nodes on two threads, as the programs in the kernel send them.
 fn token() -> Vec<u8> {
-    use profinfer::capture::event::{Call, Head, KIND_NAMES, Nodes, Op, Tensor};
+    use agent::capture::event::{Call, Head, KIND_NAMES, Nodes, Op, Tensor};
     fn put<T: Copy>(out: &mut Vec<u8>, event: &T) {
         // SAFETY: the events are plain structs of integers without padding, and the borrow keeps them alive.
         let bytes =

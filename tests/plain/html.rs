@@ -129,7 +129,7 @@ fn a_page_has_every_section() {
     let boxes = page.matches("<g class=\"n\">").count();
     assert!(boxes > 10);
     let metrics = data["metrics"].as_array().unwrap();
-    assert_eq!(metrics.len(), 8);
+    assert_eq!(metrics.len(), 10);
     for metric in metrics {
         assert_eq!(metric["text"].as_array().unwrap().len(), boxes);
         assert_eq!(metric["fill"].as_array().unwrap().len(), 2 * boxes);
@@ -213,7 +213,7 @@ fn the_page_is_as_it_was() {
     }
     got = got
         .replace(&format!("content=\"profinfer {}\"", profinfer::VERSION), "content=\"profinfer VERSION\"");
-    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/snapshots/page.html");
+    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/snapshots/page.html");
     if std::env::var_os("UPDATE_SNAPSHOTS").is_some() {
         std::fs::write(&path, &got).unwrap();
     }
@@ -446,6 +446,7 @@ fn a_timeline_has_every_slice_of_its_call() {
             assert!(name.contains("hostile"), "{name}");
             packed.next();
         }
+        assert_eq!(packed.next(), 0, "no CPU was recorded");
         assert_eq!(packed.1, packed.0.len(), "all of the data is read");
     }
 }
@@ -567,7 +568,7 @@ fn errors_are_one_line_and_say_what_to_do() {
 
 /// Any byte of a trace may change: the result is a page, or a clear error.
 fn any_page(bytes: Vec<u8>) {
-    use analysis::{cut::Cut, load::LoadProgress, overview::overview};
+    use analysis::{recorded::load::LoadProgress, recorded::selection::Cut, streams::overview::overview};
     let Ok(trace) = pfi::Trace::from_bytes(bytes) else { return };
     let found = overview(&trace, &Cut::default(), &[], &LoadProgress::default()).unwrap();
     let mut page = Vec::new();

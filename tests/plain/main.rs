@@ -28,6 +28,8 @@ mod trace_support;
 static ALLOCATOR: common::allocator::Counting = common::allocator::Counting;
 
 mod accuracy_cli;
+#[cfg(target_os = "linux")]
+mod adapt;
 mod advice_commands;
 mod completions;
 #[cfg(feature = "agent")]
@@ -57,6 +59,7 @@ mod doctor;
 mod drain_alloc;
 #[cfg(feature = "agent")]
 mod drain_room;
+mod experts_cli;
 mod export_beside;
 mod export_chrome;
 mod export_csv;
@@ -71,10 +74,12 @@ mod html;
 mod model_damage;
 mod no_threads;
 mod offload;
+#[cfg(feature = "agent")]
+mod one_request;
 mod one_value;
 mod outputs_cli;
 #[cfg(feature = "agent")]
-mod pmc_machine;
+mod pmc_pmus;
 mod predict_cli;
 mod promises;
 mod python_traces;
@@ -96,6 +101,7 @@ mod runner_graph;
 mod runner_llama;
 mod runner_models;
 mod runner_quality;
+mod runner_slots;
 mod score_cli;
 mod stat_pictures;
 mod stat_runs;

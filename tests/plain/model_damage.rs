@@ -8,8 +8,8 @@ use runner::engine::{EngineSettings, RunnerEngine, greedy};
 use runner::kernels::Isa;
 use runner::model::{Model, Placement};
 use runner::optimise::Steps;
-use runner::synth::presets::{Arch, ExpertPreset, Preset};
-use runner::synth::{self, DEFAULT_SEED, ModelSpec};
+use runner::synth::presets::{Arch, ExpertPreset, ExpertRouting, Preset};
+use runner::synth::{self, DEFAULT_SEED, GraphForm, ModelSpec};
 use runner::tokenizer::Tokenizer;
 use std::io::Write;
 use std::path::Path;
@@ -39,22 +39,29 @@ static PRESETS: [Preset; 4] = [
     Preset { arch: Arch::Gemma2, tied: true, ..MICRO },
     Preset {
         arch: Arch::Qwen2Moe,
-        experts: Some(ExpertPreset { count: 4, used: 2, ff: 32, shared_ff: 64 }),
+        experts: Some(ExpertPreset {
+            count: 4,
+            used: 2,
+            ff: 32,
+            shared_ff: 64,
+            routing: ExpertRouting::Even,
+        }),
         ..MICRO
     },
 ];
 
 const TYPES: [TensorType; 4] = [TensorType::F32, TensorType::F16, TensorType::Q4_0, TensorType::Q8_0];
 
-fn model(preset: &'static Preset, ty: TensorType) -> Vec<u8> {
-    let order = ModelSpec { preset, ty, seed: DEFAULT_SEED, threads: 1 };
+fn model(preset: &'static Preset, ty: TensorType, graph: GraphForm) -> Vec<u8> {
+    let order = ModelSpec { preset, ty, graph, seed: DEFAULT_SEED, threads: 1 };
     synth::write(&order, Vec::new(), |_| ()).expect("memory takes all")
 }
 
 /// One model per architecture, each with a different type.
 fn models() -> &'static [Vec<u8>] {
     static MODELS: OnceLock<Vec<Vec<u8>>> = OnceLock::new();
-    MODELS.get_or_init(|| PRESETS.iter().zip(TYPES).map(|(preset, ty)| model(preset, ty)).collect())
+    let of = |(preset, ty)| model(preset, ty, GraphForm::Llama);
+    MODELS.get_or_init(|| PRESETS.iter().zip(TYPES).map(of).collect())
 }
 
 /// Opens a file with all readers and decodes a prompt and a token with it. Returns the first error, if any.
@@ -117,6 +124,8 @@ fn whole_models_run() {
         for placement in [Placement::Packed, Placement::Mapped] {
             assert_eq!(run(file, placement), Ok(()), "{} {placement}", preset.arch.name());
         }
+        let exported = model(preset, TensorType::F32, GraphForm::Exported);
+        assert_eq!(run(&exported, Placement::Auto), Ok(()), "{} exported", preset.arch.name());
     }
 }
 
@@ -150,7 +159,11 @@ fn what_is_wrong_in_the_metadata_is_named() {
         let at = find(llama, key);
         patched(llama, at - 1, b"_")
     };
+    // A text follows its length.
+    let exported = model(&PRESETS[0], TensorType::F32, GraphForm::Exported);
+    let onnx = patched(&exported, find(&exported, GraphForm::KEY) + 12, b"from-onx");
     let cases = [
+        (onnx, "'ggml_runner.graph': 'from-onx' is not supported; supported: llama and exported"),
         (patched(llama, 0, b"GGUX"), "GGUF"),
         (patched(llama, 4, &9u32.to_le_bytes()), "version 9"),
         (patched(llama, 8, &u64::MAX.to_le_bytes()), "tensor count"),

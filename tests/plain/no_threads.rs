@@ -52,7 +52,7 @@ fn a_large_trace_is_read_in_place() {
 #[test]
 fn a_runner_without_threads_says_so() {
     let dir = tempfile::tempdir().expect("a directory");
-    let program = env!("CARGO_BIN_EXE_ggml-runner");
+    let program = crate::common::runner_name();
     let Some(mut command) = alone(program, dir.path()) else {
         common::skip!("needs root, setpriv and prlimit");
     };

@@ -3,14 +3,16 @@
 
 use crate::trace_support;
 
-use analysis::calls::Phase;
-use analysis::cut::Cut;
-use analysis::dag::{DagOptions, NodeRole, dag};
-use analysis::load::LoadProgress;
-use analysis::offload::{BetweenSplits, CopyRow, CpuNodes, Crossing, DispatchSum, FallbackReason, Offload};
-use analysis::overview::overview;
-use analysis::report::{By, Report, ReportOptions, report};
-use analysis::stat::shapes::{of_trace, shapes};
+use analysis::questions::dag::{DagOptions, NodeRole, dag};
+use analysis::questions::report::{By, Report, ReportOptions, report};
+use analysis::questions::stat::shapes::{of_trace, shapes};
+use analysis::recorded::calls::Phase;
+use analysis::recorded::load::LoadProgress;
+use analysis::recorded::selection::Cut;
+use analysis::streams::overview::overview;
+use analysis::sums::offload::{
+    BetweenSplits, CopyRow, CpuNodes, Crossing, DispatchSum, FallbackReason, Offload,
+};
 use pfi::record::*;
 use pfi::*;
 use render::table::Style;
@@ -317,7 +319,7 @@ fn the_graph_crosses_backends() {
     }
     let drawn = |format| {
         let mut out = Vec::new();
-        render::dag::write(&mut out, &d, analysis::dag::Metric::Bytes, format).expect("written");
+        render::dag::write(&mut out, &d, analysis::questions::dag::Metric::Bytes, format).expect("written");
         String::from_utf8(out).expect("text")
     };
     // A box ends with its value.
@@ -331,8 +333,8 @@ fn the_graph_crosses_backends() {
     assert!(svg.contains(">to Vulkan</text>") && svg.contains(">on CPU</text>"), "{svg}");
     // Work is known on the device, time is not.
     let figures = d.nodes[node("Qcur-0")].figures;
-    let known = |m: analysis::dag::Metric| figures[m as usize].is_some();
-    assert!(known(analysis::dag::Metric::Bytes) && !known(analysis::dag::Metric::Time));
+    let known = |m: analysis::questions::dag::Metric| figures[m as usize].is_some();
+    assert!(known(analysis::questions::dag::Metric::Bytes) && !known(analysis::questions::dag::Metric::Time));
 }
 
 /// Of the first node of a group, on the device; the others have none.
@@ -347,7 +349,7 @@ fn nodes_of_the_graph_have_the_times_of_their_kernels() {
         .expect("a graph");
     let time = |name: &str| {
         let node = d.nodes.iter().find(|n| n.name() == name).expect("a node");
-        node.figures[analysis::dag::Metric::Time as usize].map(|f| f.median)
+        node.figures[analysis::questions::dag::Metric::Time as usize].map(|f| f.median)
     };
     assert_eq!(["norm-0", "Qcur-0", "l_out-0"].map(time), [Some(30.0), Some(60.0), None]);
     assert!(d.notes.iter().any(|n| n.contains("the first of them has the time of all")), "{:?}", d.notes);
@@ -373,6 +375,17 @@ fn kernels_that_a_cuda_graph_has_launched_belong_to_no_node() {
     assert_eq!((device.source, device.kernels), ("CUPTI", 2 * GRAPHS));
     // Groups that were only captured are not missed.
     assert_eq!((device.groups, device.groups_without), (2 * n, 0));
+}
+
+/// Recordings of earlier versions may have times of groups of nodes, which are not kernels: they are left out.
+#[test]
+fn times_that_are_no_longer_recorded_are_left_out() {
+    let enqueued: Vec<Seen<'_>> = (0..GRAPHS).map(|graph| (graph, 0, &[(1, 100), (2, 700)][..])).collect();
+    let kernels: Vec<Launched> = (0..GRAPHS).map(|g| (g, KernelSource::VulkanLogger, 120)).collect();
+    let report = reported(&run_probed(true, true, &enqueued, true, &kernels));
+    let without = reported(&run_probed(true, true, &enqueued, true, &[]));
+    assert_eq!(decode(&report), decode(&without));
+    assert!(decode(&report).expect("described").backends[0].device.is_none());
 }
 
 /// An op on the device has the time of its kernels beside the same op on the CPU; nodes that were fused have none.

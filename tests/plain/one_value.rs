@@ -55,7 +55,8 @@ fn line(text: &str) -> Shown {
 }
 
 fn read(name: &str) -> String {
-    let file = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/plain/one_value").join(name);
+    let file =
+        std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/plain/one_value").join(name);
     std::fs::read_to_string(file).expect("a table")
 }
 
@@ -211,8 +212,8 @@ fn every_number_of_a_view_is_in_a_row() {
 /// Names of the JSON are in the glossary.
 #[test]
 fn the_glossary_has_every_name() {
-    let page =
-        std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/GLOSSARY.md")).expect("the page");
+    let page = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/GLOSSARY.md"))
+        .expect("the page");
     let shown = shown_by(&ALL);
     let views = ["report", "advise", "stat", "diff", "top"];
     let paths = views.iter().filter_map(|view| shown.get(view)).flatten();

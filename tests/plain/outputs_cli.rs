@@ -2,6 +2,7 @@
 //! written through a link or into somebody else's pipe, complete or not at all; and command lines of earlier
 //! recordings without their secrets.
 
+use crate::common::runner_name;
 use crate::common::skip;
 use crate::synth_trace;
 
@@ -76,7 +77,7 @@ fn what_is_written_is_for_its_owner_unless_asked_otherwise() {
 /// Every command that writes a user-specified file, and the option for another name.
 fn writers(out: &str) -> Vec<(&'static str, Vec<String>, &'static str)> {
     let way = |line: &str| line.split(' ').map(|w| w.replace("OUT", out)).collect::<Vec<_>>();
-    let (profinfer, runner) = (env!("CARGO_BIN_EXE_profinfer"), env!("CARGO_BIN_EXE_ggml-runner"));
+    let (profinfer, runner) = (env!("CARGO_BIN_EXE_profinfer"), runner_name());
     vec![
         (profinfer, way("html run.pfi -o OUT"), " with -o"),
         (profinfer, way("dag run.pfi --format svg -o OUT"), " with -o"),
@@ -105,7 +106,7 @@ fn a_file_that_exists_is_replaced_only_by_force() {
         assert_eq!(fs::read(&out).expect("there"), b"old", "{args:?}");
     };
     let synth: Vec<String> = ["synth", "tiny", "tiny.gguf", "--type", "q4_0"].map(str::to_owned).into();
-    assert!(run(env!("CARGO_BIN_EXE_ggml-runner"), &synth, &[]).status.success());
+    assert!(run(runner_name(), &synth, &[]).status.success());
     for (program, args, hint) in writers("out") {
         fs::write(&out, "old").expect("written");
         kept(program, &args, hint);

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 fn root() -> &'static Path {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
+    Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."))
 }
 
 /// Sources below src/ whose module has this name.
@@ -12,6 +12,10 @@ fn modules(dir: &Path, name: &str, found: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(dir).expect("a directory of sources").flatten() {
         let path = entry.path();
         if path.is_dir() {
+            let module = path.join("mod.rs");
+            if path.file_name().is_some_and(|n| n == name) && module.exists() {
+                found.push(module);
+            }
             modules(&path, name, found);
         } else if path.file_stem().is_some_and(|stem| stem == name) {
             found.push(path);
@@ -21,7 +25,11 @@ fn modules(dir: &Path, name: &str, found: &mut Vec<PathBuf>) {
 
 fn has_tests(path: &Path) -> bool {
     let text = fs::read_to_string(path).expect("a source");
-    text.contains("#[test]") || path.with_extension("").join("tests.rs").exists()
+    let folder = match path.file_name() {
+        Some(name) if name == "mod.rs" => path.with_file_name(""),
+        _ => path.with_extension(""),
+    };
+    text.contains("#[test]") || ["tests.rs", "tests/mod.rs"].iter().any(|tests| folder.join(tests).exists())
 }
 
 #[test]
@@ -41,6 +49,7 @@ fn named(page: &str) -> u32 {
             let mut found = Vec::new();
             modules(&root().join("src"), place, &mut found);
             modules(&root().join("crates"), place, &mut found);
+            modules(&root().join("programs"), place, &mut found);
             assert!(found.iter().any(|path| has_tests(path)), "{word}: no tests in {found:?}");
         } else {
             let (suite, test) = test.split_once("::").unwrap_or_else(|| panic!("{word} names no suite"));

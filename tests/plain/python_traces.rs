@@ -2,9 +2,11 @@
 //! `profinfer export` on them.
 
 use crate::synth_trace;
+use crate::trace_golden::summary;
 
 use std::path::PathBuf;
 
+use pfi::Trace;
 use synth_trace::causes::one_of_each;
 use synth_trace::*;
 
@@ -69,7 +71,7 @@ pub fn traces() -> Vec<(&'static str, Synth<Vec<u8>>)> {
     ]
 }
 
-/// Writes them to the directory `PROFINFER_TRACES`: `NAME.pfi`.
+/// Writes them to the directory `PROFINFER_TRACES`: `NAME.pfi`, and in `NAME.txt` what is in it.
 #[test]
 #[ignore = "writes into a directory that tests/python_reader.py names"]
 fn write_traces() {
@@ -83,5 +85,10 @@ fn write_traces() {
     for barrier in [false, true] {
         let name = if barrier { "long-barrier.pfi" } else { "long-interval.pfi" };
         generate(&to.join(name), slices, barrier);
+    }
+    for entry in std::fs::read_dir(&to).unwrap() {
+        let path = entry.unwrap().path();
+        let lines = summary(&Trace::open(&path).unwrap());
+        std::fs::write(path.with_extension("txt"), lines.join("\n") + "\n").unwrap();
     }
 }

@@ -6,11 +6,11 @@ use crate::common;
 use std::fs::File;
 use std::process::Command;
 
+use agent::capture::structure::Reading;
+use agent::recorder::drain::Drain;
 use common::events::{Fake, MS, footer};
+use engine::discover;
 use pfi::{Encoder, EncoderConfig};
-use profinfer::capture::structure::Reading;
-use profinfer::engine::discover;
-use profinfer::recorder::drain::Drain;
 
 const END: u64 = 10 * MS;
 

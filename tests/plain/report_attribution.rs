@@ -3,12 +3,12 @@
 
 use crate::synth_trace;
 
-use analysis::attribution::interference::{THROTTLED, WAKING};
-use analysis::attribution::parts::TimeParts;
-use analysis::calls::Phase;
-use analysis::load::LoadProgress;
-use analysis::report::{By, PhaseReport, Report, ReportOptions, report};
-use analysis::tables::{GAPS_ROW, OpRow, WAIT_ROW};
+use analysis::questions::report::{By, PhaseReport, Report, ReportOptions, report};
+use analysis::recorded::calls::Phase;
+use analysis::recorded::load::LoadProgress;
+use analysis::sums::attribution::interference::{THROTTLED, WAKING};
+use analysis::sums::attribution::parts::TimeParts;
+use analysis::sums::tables::{GAPS_ROW, OpRow, WAIT_ROW};
 use pfi::Trace;
 use pfi::record::{Availability, Detail, LevelChange, OffCpu};
 use render::table::Style;
@@ -311,7 +311,7 @@ fn a_name_counts_from_where_it_is_told() {
 
 #[test]
 fn ops_have_a_verdict_where_there_is_something_to_stand_on() {
-    use analysis::attribution::verdict::{Bound, Peak};
+    use analysis::sums::attribution::verdict::{Bound, Peak};
     let judged = |off: &[OffCpu], peaks: Vec<Peak>, scheduler: bool| {
         let mut s = one_call(Spec::default(), off);
         if !scheduler {

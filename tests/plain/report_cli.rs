@@ -43,7 +43,7 @@ fn text(bytes: &[u8]) -> String {
 
 /// Compares with a file under tests/snapshots; UPDATE_SNAPSHOTS=1 writes it instead.
 fn snapshot(name: &str, got: &str) {
-    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/snapshots").join(name);
+    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/snapshots").join(name);
     if std::env::var_os("UPDATE_SNAPSHOTS").is_some() {
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
         std::fs::write(&path, got).unwrap();

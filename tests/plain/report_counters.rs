@@ -2,9 +2,9 @@
 
 use crate::synth_trace;
 
-use analysis::attribution::counters::CounterRow;
-use analysis::load::LoadProgress;
-use analysis::report::{By, PhaseReport, Report, ReportOptions, report};
+use analysis::questions::report::{By, PhaseReport, Report, ReportOptions, report};
+use analysis::recorded::load::LoadProgress;
+use analysis::sums::attribution::counters::CounterRow;
 use pfi::record::{Availability, Counter};
 use pfi::{CounterRun, Trace};
 use synth_trace::causes::counter;
@@ -98,6 +98,29 @@ fn sums_and_what_follows_from_them() {
     for i in 0..2 {
         assert_eq!((thread(i), ops(i)), (all(i, &positions), all(i, &positions)));
     }
+}
+
+#[test]
+fn bytes_read_and_written_are_rates_of_their_own() {
+    let mut s = Synth::new(Vec::new(), Spec { threads: 1, ..Spec::default() });
+    s.enc.counter(&counter(0, "l3d_cache_refill", "bytes", 64)).unwrap();
+    s.enc.counter(&counter(1, "mem_access_wr", "bytes", 16)).unwrap();
+    let graph = s.graphs;
+    s.call(1, busy);
+    let run = CounterRun { graph, ith: 0, plan: 0, first: 0, counters: 3 };
+    let told: Vec<_> = (0..N).flat_map(|p| [Some(1000 + p as u64), Some(300)]).collect();
+    s.enc.op_counts(&run, &told).unwrap();
+    let trace = Trace::from_bytes(s.enc.finish(&footer("target exited")).unwrap()).unwrap();
+    let r = report(
+        &trace,
+        &ReportOptions { tables: By::ALL.to_vec(), ..ReportOptions::default() },
+        &LoadProgress::default(),
+    );
+    let q = op(&r.phases[0], "MUL_MAT  Qcur-{L}");
+    let seconds = (busy(2, 0) + busy(17, 0)) as f64;
+    let rates = [64.0 * (1002 + 1017) as f64, 16.0 * 600.0].map(|bytes| bytes / seconds);
+    let told: Vec<f64> = q.counters.iter().map(|c| c.gb_per_s.unwrap()).collect();
+    assert!(told.iter().zip(rates).all(|(told, rate)| (told - rate).abs() < 1e-9), "{told:?} {rates:?}");
 }
 
 #[test]

@@ -4,11 +4,12 @@ use crate::synth_trace;
 
 use std::process::Command;
 
-use analysis::calls::Phase;
-use analysis::load::LoadProgress;
-use analysis::op_cpus::CpuTable;
-use analysis::report::{By, PhaseReport, ReportOptions, report};
+use analysis::questions::report::{By, PhaseReport, ReportOptions, report};
+use analysis::recorded::calls::Phase;
+use analysis::recorded::load::LoadProgress;
+use analysis::sums::op_cpus::CpuTable;
 use pfi::Trace;
+use pfi::record::KindCount;
 use synth_trace::*;
 
 /// 33 positions of 1000 ns on thread 0 and 2000 ns on thread 1, in each of `decodes` graphs.
@@ -39,6 +40,31 @@ fn moving(graph: u64, p: usize, ith: u16) -> Option<u16> {
         (_, 0, _) | (_, 1, ..10) => Some(0),
         (_, 1, _) => Some(2),
         _ => None,
+    }
+}
+
+/// The load of each CPU by the probes: a hit at each op, and one at each barrier, at the cost measured.
+#[test]
+fn probes_load_each_cpu() {
+    let file = |barriers: u64| {
+        let mut s = Synth::new(Vec::new(), Spec { clusters: true, ..Spec::default() });
+        s.cpu = moving;
+        (0..4).for_each(|_| s.call(1, |_, ith| 1000 * (1 + u64::from(ith))));
+        let mut end = footer("target exited");
+        end.kinds.retain(|k| k.kind != "barrier");
+        end.kinds.push(KindCount { kind: "barrier", seen: barriers, recorded: 0, lost: 0 });
+        let trace = Trace::from_bytes(s.enc.finish(&end).unwrap()).unwrap();
+        report(&trace, &ReportOptions::default(), &LoadProgress::default())
+    };
+    let (ops, n) = (4 * 2 * 33, 33);
+    for (barriers, each) in [(0, 1), (ops, 2)] {
+        let r = file(barriers);
+        let load: Vec<(u16, u64)> = r.quality.probe_load.iter().map(|p| (p.cpu, p.hits)).collect();
+        assert_eq!(load, [(0, each * (n + 10)), (2, each * (n - 10)), (3, each * 4 * n)]);
+        // The same cost as in the predicted slowdown.
+        let (share, slowdown) = (r.quality.probe_load[2].share.value, r.quality.predicted_slowdown.value);
+        let cost = slowdown.unwrap() / r.quality.busiest_thread_hits as f64;
+        assert!((share.unwrap() - (each * 4 * n) as f64 * cost).abs() < 1e-12, "{share:?} {slowdown:?}");
     }
 }
 

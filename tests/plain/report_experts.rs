@@ -2,9 +2,9 @@
 
 use crate::synth_trace;
 
-use analysis::load::LoadProgress;
-use analysis::report::{By, Report, ReportOptions, report};
-use pfi::record::{Availability, Engine};
+use analysis::questions::report::{By, Report, ReportOptions, report};
+use analysis::recorded::load::LoadProgress;
+use pfi::record::{Availability, Engine, SourceKind};
 use pfi::{CounterRun, Encoder, EncoderConfig, ExpertRows, TensorDesc, Trace};
 use synth_trace::causes::*;
 use synth_trace::*;
@@ -15,6 +15,7 @@ const MOE: Spec = Spec {
     experts: true,
     barrier: true,
     structure: true,
+    source: SourceKind::Bpf,
     widths: true,
     clusters: false,
     weights: Q4_0_WEIGHTS,
@@ -98,8 +99,8 @@ fn choices_are_told_by_layer_and_phase() {
     let rates: Vec<_> = l0.usage.caches.iter().map(|c| (c.experts, c.hit_rate.unwrap())).collect();
     assert_eq!(rates, [(1, 0.0), (2, 3.0 / 8.0)]);
     let all: Vec<_> = e.all.caches.iter().map(|c| c.hit_rate.unwrap()).collect();
-    // Layer 1 keeps both of its experts from the second token on.
-    assert_eq!((e.all.choices, all), (16, vec![0.0, 9.0 / 16.0]));
+    // Layer 1 keeps both of its experts from the second token on, and the last one where there is room for one.
+    assert_eq!((e.all.choices, all), (16, vec![3.0 / 16.0, 9.0 / 16.0]));
     let text = shown(&r);
     assert!(text.contains("4 (50.0 %), 5 (25.0 %), 6 (12.5 %), 7 (12.5 %)"), "{text}");
     assert!(text.contains("2 experts 56.25 %") && text.contains("Experts, prefill"), "{text}");

@@ -3,9 +3,9 @@
 
 use crate::synth_trace;
 
-use analysis::load::LoadProgress;
-use analysis::quality::RecordingQuality;
-use analysis::report::{ReportOptions, report};
+use analysis::questions::quality::RecordingQuality;
+use analysis::questions::report::{ReportOptions, report};
+use analysis::recorded::load::LoadProgress;
 use pfi::Trace;
 use pfi::record::{Chunk, Device, Entry, Graph, RungRecord, Split, Token, Ubatch};
 use synth_trace::*;

@@ -2,10 +2,10 @@
 
 use crate::synth_trace;
 
-use analysis::calls::{CallSource, Phase, RunWork};
-use analysis::load::LoadProgress;
-use analysis::report::{By, OpTime, PhaseReport, Report, ReportOptions, report};
-use analysis::tables::{GAPS_ROW, OTHER_ROW, OpRow, WAIT_ROW};
+use analysis::questions::report::{By, OpTime, PhaseReport, Report, ReportOptions, report};
+use analysis::recorded::calls::{CallSource, Phase, RunWork};
+use analysis::recorded::load::LoadProgress;
+use analysis::sums::tables::{GAPS_ROW, OTHER_ROW, OpRow, WAIT_ROW};
 use pfi::Trace;
 use synth_trace::*;
 

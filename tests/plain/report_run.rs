@@ -2,9 +2,9 @@
 
 use crate::synth_trace;
 
-use analysis::calls::Phase;
-use analysis::load::LoadProgress;
-use analysis::report::{By, Report, ReportOptions, report};
+use analysis::questions::report::{By, Report, ReportOptions, report};
+use analysis::recorded::calls::Phase;
+use analysis::recorded::load::LoadProgress;
 use pfi::Trace;
 use pfi::record::*;
 use synth_trace::causes::*;
@@ -72,6 +72,82 @@ fn phases_stand_in_the_order_of_a_run() {
     let decode = r.phases.iter().find(|p| p.phase == Phase::Decode).unwrap();
     assert_eq!(row("decode").total_ns, decode.in_call_ns);
     assert!(shown(&r).contains("1 still running when recording stopped"), "{}", shown(&r));
+}
+
+#[test]
+fn sampling_is_split_by_sampler() {
+    let mut s = synth();
+    s.call(8, busy);
+    for dur in [500, 460] {
+        let now = s.now;
+        sampling(&mut s, now, dur);
+        s.call(1, busy);
+    }
+    // One that the end cuts, and a sampler outside of any.
+    s.enc.sampler_call(&sampler_call(2, s.now + 10, (70, 0))).unwrap();
+    s.enc.phase_call(&PhaseCall { cut: true, ..phase_call("sampling", s.now, 900) }).unwrap();
+    s.enc.feature(&feature("samplers", Availability::Whole, "9 calls of samplers")).unwrap();
+    let r = read(s, &By::ALL);
+    let found = r.sampling.as_ref().expect("sampling");
+    let stage = r.stages.as_ref().unwrap().iter().find(|r| r.name == "sampling").unwrap();
+    assert_eq!((found.calls, found.total_ns, &found.unknown), (2, 960, &None));
+    assert_eq!((stage.calls, stage.cut_calls, stage.total_ns), (3, 1, 960));
+    let rows = found.samplers.as_ref().expect("samplers");
+    let told: Vec<_> =
+        rows.iter().map(|r| (r.name.as_deref(), r.does, r.calls, r.total_ns, r.max_ns)).collect();
+    let want = [
+        (Some("dist"), "apply", 2, 300, 150),
+        (Some("top-k"), "apply", 2, 200, 100),
+        (Some("chain"), "apply", 2, 100, 50),
+        (Some("top-k"), "accept", 2, 80, 40),
+    ];
+    assert_eq!(told, want);
+    assert!(rows.iter().all(|r| !r.with_members));
+    assert_eq!(rows.iter().map(|r| r.total_ns).sum::<u64>() + found.rest_ns.unwrap(), found.total_ns);
+    assert!((rows[0].share - 300.0 / 960.0).abs() < 1e-12);
+    let text = shown(&r);
+    for part in ["Sampling by sampler", "dist ", "(outside samplers)"] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+}
+
+#[test]
+fn samplers_that_are_not_known_are_told() {
+    let said = |make: &dyn Fn(&mut Synth<Vec<u8>>)| {
+        let mut s = synth();
+        s.call(8, busy);
+        make(&mut s);
+        s.enc.phase_call(&phase_call("sampling", s.now, 500)).unwrap();
+        let r = read(s, &By::ALL);
+        let found = r.sampling.clone().expect("sampling");
+        let why = found.unknown.clone().expect("told");
+        assert!(shown(&r).contains(&format!("not known: {why}")), "{}", shown(&r));
+        (found, why)
+    };
+    // An older recorder, and one whose source cannot.
+    let (found, why) = said(&|_| {});
+    assert_eq!((found.samplers, found.rest_ns, found.total_ns), (None, None, 500));
+    assert!(why.starts_with("the samplers were not recorded: the recorder was older"), "{why}");
+    let (found, why) =
+        said(&|s| s.enc.feature(&feature("samplers", Availability::None, "no function")).unwrap());
+    assert_eq!((found.samplers, &*why), (None, "the samplers were not recorded: no function"));
+    // A chain that calls its samplers directly.
+    let (found, why) = said(&|s| {
+        s.enc.sampler_call(&sampler_call(1, s.now + 10, (400, 0))).unwrap();
+        s.enc.sampler_name(&SamplerName { id: 1, name: "chain", why: "" }).unwrap();
+    });
+    assert!(
+        found.samplers.unwrap()[0].with_members && why.starts_with("how much each sampler of the chain"),
+        "{why}"
+    );
+    assert_eq!(found.rest_ns, Some(100));
+    // One without a name.
+    let (found, why) = said(&|s| {
+        s.enc.sampler_call(&sampler_call(7, s.now + 10, (400, 0))).unwrap();
+        s.enc.sampler_name(&SamplerName { id: 7, name: "", why: "its process had ended" }).unwrap();
+    });
+    assert_eq!(found.samplers.unwrap()[0].name, None);
+    assert_eq!(why, "what some samplers are called (its process had ended)");
 }
 
 const POWER: Sensor<'_> = Sensor {

@@ -2,10 +2,10 @@
 
 use crate::synth_trace;
 
-use analysis::calls::Phase;
-use analysis::load::LoadProgress;
-use analysis::report::{By, Report, ReportOptions, report};
-use pfi::record::{CpuGraph, Footer, KindCount, Notice};
+use analysis::questions::report::{By, Report, ReportOptions, report};
+use analysis::recorded::calls::Phase;
+use analysis::recorded::load::LoadProgress;
+use pfi::record::{CpuGraph, Footer, KindCount, Notice, SourceKind};
 use pfi::{PlanHit, Slice, SliceRun, Trace};
 use proptest::prelude::*;
 use render::table::Style;
@@ -141,6 +141,22 @@ fn missing_hits_are_told() {
 }
 
 #[test]
+fn what_was_not_to_be_recorded_is_not_missing() {
+    let of = |spec: Spec| {
+        let mut s = Synth::new(Vec::new(), spec);
+        s.call(1, busy);
+        one_graph(&mut s, 77, None, 66);
+        finish(s, &footer("signal")).quality
+    };
+    let bare = of(Spec { structure: false, ..Spec::default() });
+    assert_eq!((bare.complete, &*bare.verdict), (true, "complete"));
+    // Without BPF, graphs are read when they have begun.
+    let perf = of(Spec { source: SourceKind::Perf, ..Spec::default() });
+    let told = "complete; 1 graph could not be checked for missing hits without BPF";
+    assert_eq!((perf.complete, &*perf.verdict), (true, told));
+}
+
+#[test]
 fn slices_that_do_not_fit_their_graph_are_told() {
     let mut s = synth(1);
     let plan = s.enc.plan(PID, 1, &[PlanHit { tensor: 0, fused: None }]).unwrap();
@@ -245,8 +261,8 @@ fn text_from_the_target_cannot_act_on_the_terminal() {
 
 /// Runs `diff` on a trace and an intact one, in both orders, and `stat` on the trace.
 fn compared(trace: &Trace) {
-    use analysis::diff::{DiffOptions, diff};
-    use analysis::idents::OpKey;
+    use analysis::questions::diff::{DiffOptions, diff};
+    use analysis::recorded::idents::OpKey;
     let sound = Trace::from_bytes(synth(20).enc.finish(&footer("signal")).unwrap()).unwrap();
     for by in [OpKey::Name, OpKey::Op, OpKey::Layer] {
         let options =
@@ -268,19 +284,10 @@ fn compared(trace: &Trace) {
 
 /// Runs all views of `stat` on a trace.
 fn counted(trace: &Trace) {
-    use analysis::stat::{StatOptions, View, stat};
+    use analysis::questions::stat::{StatOptions, View, stat};
     for phase in [Phase::Decode, Phase::Prefill] {
         for context in [None, Some(5000)] {
-            let (pid, peaks, bandwidth) = (None, Vec::new(), None);
-            let options = StatOptions {
-                phase,
-                views: View::ALL.to_vec(),
-                pid,
-                peaks,
-                bandwidth,
-                context,
-                beside: None,
-            };
+            let options = StatOptions { context, ..StatOptions::new(phase, View::ALL.to_vec()) };
             let Ok(found) = stat(trace, &options, &LoadProgress::default()) else { continue };
             render::stat::write(&mut Vec::new(), &found, &View::ALL, 5, &Style::default()).unwrap();
             for view in View::ALL {

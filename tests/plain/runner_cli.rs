@@ -1,5 +1,6 @@
 //! `ggml-runner` from the command line: `run` and `generate`, and their errors.
 
+use crate::common::runner_name;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -8,8 +9,6 @@ use std::sync::OnceLock;
 use ggml::gguf::writer::{GgufHeader, NewGgufValue};
 use ggml::quant::TensorType;
 
-const BIN: &str = env!("CARGO_BIN_EXE_ggml-runner");
-
 /// Generated models: llama with SentencePiece, qwen2 with byte-level BPE.
 fn models() -> &'static (tempfile::TempDir, PathBuf, PathBuf) {
     static MODELS: OnceLock<(tempfile::TempDir, PathBuf, PathBuf)> = OnceLock::new();
@@ -17,7 +16,7 @@ fn models() -> &'static (tempfile::TempDir, PathBuf, PathBuf) {
         let dir = tempfile::tempdir().expect("a temporary directory");
         let [llama, qwen] = ["tiny", "qwen2-tiny"].map(|preset| {
             let path = dir.path().join(format!("{preset}.gguf"));
-            let o = Command::new(BIN).args(["synth", preset, "--type", "q4_0"]).arg(&path).output();
+            let o = Command::new(runner_name()).args(["synth", preset, "--type", "q4_0"]).arg(&path).output();
             assert!(o.expect("ggml-runner runs").status.success());
             path
         });
@@ -26,7 +25,7 @@ fn models() -> &'static (tempfile::TempDir, PathBuf, PathBuf) {
 }
 
 fn runner(args: &[&str]) -> Output {
-    Command::new(BIN).args(args).stdin(Stdio::null()).output().expect("ggml-runner runs")
+    Command::new(runner_name()).args(args).stdin(Stdio::null()).output().expect("ggml-runner runs")
 }
 
 /// The model's path among the arguments is written `M`.
@@ -68,7 +67,7 @@ fn what_can_not_be_done_is_one_clear_line() {
         refused(&on("/dev/null"), 1, &["/dev/null", "regular file"]);
         refused(&on("-"), 1, &["standard input", "give a file"]);
         refused(&on(empty), 1, &[empty, "not a GGUF file"]);
-        refused(&on(BIN), 1, &[BIN, "not a GGUF file"]);
+        refused(&on(runner_name()), 1, &[runner_name(), "not a GGUF file"]);
     }
 }
 
@@ -93,6 +92,15 @@ fn what_does_not_fit_is_refused() {
         ("run -m M --tokens -1 -n 1", 1, "token -1"),
         ("run -m M --isa z80", 2, "--isa"),
         ("run -m M --placement nowhere", 2, "--placement"),
+        ("run -m M --expert-slots 4 -n 1", 1, "this model (llama) has no experts"),
+        ("run -m M --expert-slots -1", 2, "--expert-slots"),
+        ("run -m M --expert-policy lru", 2, "--expert-slots"),
+        ("run -m M --experts-from memory", 2, "--expert-slots"),
+        ("run -m M --expert-slots 4 --expert-policy fifo", 2, "lru, lfu, next or pin:FILE"),
+        ("run -m M --expert-slots 4 --expert-policy pin:", 2, "lru, lfu, next or pin:FILE"),
+        ("run -m M --expert-slots 4 --expert-policy pin:/no/such.csv", 1, "read /no/such.csv: No such file"),
+        ("run -m M --expert-slots 4 --experts-from tape", 2, "--experts-from"),
+        ("run -m M --expert-slots 4 --expert-readers 0", 2, "--expert-readers"),
         ("generate -m M --temp -1 x", 2, "--temp"),
         ("generate -m M --temp nan x", 2, "--temp"),
         ("generate -m M -n 0 x", 2, "-n"),
@@ -111,6 +119,41 @@ fn what_does_not_fit_is_refused() {
         assert_eq!(o.status.code(), Some(code), "{args}: {}", text(&o.stderr));
         refused(&o, code, &[part]);
     }
+}
+
+/// The published ceilings of MNN's analysis: 668.31 and 105.26 tokens a second (its unit G is 2^30).
+#[test]
+fn a_published_roofline_is_computed_from_the_devices_numbers() {
+    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../conf/roofline/mnn-qwen1.8b.json");
+    let out = runner(&["roofline", "--device", file, "-p", "560", "-d", "585", "--json"]);
+    assert!(out.status.success(), "{}", text(&out.stderr));
+    let answer: serde_json::Value = serde_json::from_slice(&out.stdout).unwrap();
+    let phase = |i: usize| &answer["phases"][i];
+    for (i, published) in [(0, 668.31), (1, 105.26)] {
+        let tok_s = phase(i)["tok_s"].as_f64().unwrap();
+        assert!((tok_s / published - 1.0).abs() < 0.01, "{tok_s} for {published}");
+        // The parts are all of the time.
+        let parts = phase(i)["parts"].as_array().unwrap().iter();
+        let ms: f64 = parts.map(|p| p["ms"].as_f64().unwrap()).sum();
+        assert!((phase(i)["tokens"].as_f64().unwrap() / ms * 1e3 / tok_s - 1.0).abs() < 1e-3);
+    }
+    assert_eq!(
+        [&phase(0)["parts"][0]["bound_by"], &phase(1)["parts"][0]["bound_by"]],
+        ["arithmetic", "bandwidth"]
+    );
+    let shown = runner(&["roofline", "--device", file, "-p", "560", "-d", "585"]);
+    assert!(text(&shown.stdout).contains("decode   a token: at most 10"), "{}", text(&shown.stdout));
+    let dir = tempfile::tempdir().unwrap();
+    let bad = dir.path().join("bad.json");
+    for (content, told) in [
+        (std::fs::read_to_string(file).unwrap().replace("106.594", "0"), "gb_per_s is 0"),
+        ("{}".to_owned(), "missing field"),
+        ("text".to_owned(), "not a device and a model"),
+    ] {
+        std::fs::write(&bad, content).unwrap();
+        refused(&runner(&["roofline", "--device", bad.to_str().unwrap()]), 1, &["bad.json", told]);
+    }
+    refused(&runner(&["roofline"]), 2, &["--device"]);
 }
 
 #[test]
@@ -171,7 +214,7 @@ fn a_reader_that_goes_away_is_no_error_and_a_full_disk_is() {
     for args in ["generate -m M -n 400 --ignore-end x", "run -m M -p 4 -n 4 --json", "synth --list", "--help"]
     {
         let model = models().1.display().to_string();
-        let line = format!("{BIN} {} ", args.replace('M', &model));
+        let line = format!("{} {} ", runner_name(), args.replace('M', &model));
         let shell = |script: &str| Command::new("sh").args(["-c", script]).output().expect("sh runs");
         let o = shell(&format!("{{ {line}; echo $? >&2; }} | true"));
         assert!(text(&o.stderr).ends_with("0\n"), "{args}: {}", text(&o.stderr));
@@ -214,11 +257,11 @@ fn the_text_comes_from_the_argument_or_standard_input_and_is_shown_whole() {
     let shown = text(&argument.stdout);
     assert!(shown.starts_with("na\u{ef}ve \u{1f600}") && shown.ends_with('\n'), "{shown}");
     assert!(text(&argument.stderr).starts_with("prompt "), "{}", text(&argument.stderr));
-    let script = format!("printf 'na\u{ef}ve \u{1f600}' | {BIN} generate -m {model} -n 3 -");
+    let script = format!("printf 'na\u{ef}ve \u{1f600}' | {} generate -m {model} -n 3 -", runner_name());
     let o = Command::new("sh").args(["-c", &script]).output().expect("sh runs");
     assert_eq!(text(&o.stdout), shown);
     // Invalid UTF-8 is tokenized by its bytes.
-    let script = format!("printf 'a\\377b' | {BIN} generate -m {model} -n 3 --json -");
+    let script = format!("printf 'a\\377b' | {} generate -m {model} -n 3 --json -", runner_name());
     let o = Command::new("sh").args(["-c", &script]).output().expect("sh runs");
     let json: serde_json::Value = serde_json::from_slice(&o.stdout).expect("JSON");
     assert_eq!(json["prompt_tokens"].as_array().map(Vec::len), Some(5));

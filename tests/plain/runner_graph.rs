@@ -1,4 +1,5 @@
-//! The steps that the runner's graph goes through before it runs: they change no result, and what they did is shown.
+//! The steps that the runner's graph goes through before it runs: they change no result, but norms that were written as
+//! their parts round otherwise; and what they did is shown.
 
 use crate::common;
 
@@ -6,6 +7,8 @@ use std::path::Path;
 use std::process::{Command, Output};
 use std::sync::Arc;
 
+use ggml::names::fold;
+use runner::abi::{GgmlTensor, Op};
 use runner::engine::{EngineSettings, RunnerEngine};
 use runner::kernels::Isa;
 use runner::model::{Model, Placement};
@@ -21,8 +24,7 @@ fn bits(logits: &[f32]) -> Vec<u32> {
     logits.iter().map(|v| v.to_bits()).collect()
 }
 
-/// The logits after a prompt and after each token that follows.
-fn logits(model: &Arc<Model>, steps: Steps) -> (Vec<Vec<u32>>, Report) {
+fn engine(model: &Arc<Model>, steps: Steps) -> RunnerEngine {
     let settings = EngineSettings {
         context: 512,
         threads: 2,
@@ -32,7 +34,16 @@ fn logits(model: &Arc<Model>, steps: Steps) -> (Vec<Vec<u32>>, Report) {
         steps,
         truth: None,
     };
-    let mut engine = RunnerEngine::new(Arc::clone(model), settings).expect("an engine");
+    RunnerEngine::new(Arc::clone(model), settings).expect("an engine")
+}
+
+fn loaded(path: &Path) -> Arc<Model> {
+    Arc::new(Model::load(path, Isa::best(), Placement::Packed, |_, _| {}).expect("a model"))
+}
+
+/// The logits after a prompt and after each token that follows.
+fn logits(model: &Arc<Model>, steps: Steps) -> (Vec<Vec<u32>>, Report) {
+    let mut engine = engine(model, steps);
     let prompt: Vec<i32> = (0..PROMPT).map(|i| 3 + i as i32 * 37 % 250).collect();
     let mut all = vec![bits(engine.decode(&prompt).expect("logits"))];
     for i in 0..DECODED {
@@ -44,12 +55,9 @@ fn logits(model: &Arc<Model>, steps: Steps) -> (Vec<Vec<u32>>, Report) {
 #[test]
 fn each_step_switched_off_gives_the_same_logits() {
     for (preset, ty) in PRESETS.into_iter().zip(["q4_0", "q8_0", "q4_0", "f16"]) {
-        let path = common::model(preset, ty);
-        let model = Model::load(&path, Isa::best(), Placement::Packed, |_, _| {}).expect("a model");
-        let model = Arc::new(model);
+        let model = loaded(&common::model(preset, ty));
         let (all, report) = logits(&model, Steps::ALL);
-        assert_eq!(report.left_out, [], "{preset}");
-        assert_eq!((report.checked, report.nodes), (report.built, report.built - 3), "{preset}");
+        assert_eq!((report.left_out.len(), report.built), (0, report.nodes), "{preset}: {report}");
         assert!(report.fused > 0 && report.prepared > 0, "{preset}: {report}");
         assert!(report.bytes < report.bytes_apart / 4, "{preset}: {report}");
         // Parts of the kernels, which come last, are decided when a model is loaded.
@@ -62,10 +70,134 @@ fn each_step_switched_off_gives_the_same_logits() {
             assert_eq!(report.off, steps.off().collect::<Vec<_>>());
             let fuses = steps.has(Step::Fuse);
             assert_eq!((report.fused > 0, report.prepared > 0), (fuses, fuses), "{preset}: {report}");
-            assert_eq!(report.dead, if steps.has(Step::Dead) { 3 } else { 0 }, "{preset}: {report}");
             assert_eq!(report.bytes == report.bytes_apart, !steps.has(Step::Plan), "{preset}: {report}");
         }
     }
+}
+
+/// Steps of the graph, as they are switched off.
+fn without(list: &str) -> Steps {
+    if list.is_empty() { Steps::ALL } else { list.parse().expect("steps") }
+}
+
+/// Largest square error of the logits after a token, relative to the square of the true ones.
+fn error(truth: &[Vec<u32>], other: &[Vec<u32>]) -> f64 {
+    assert_eq!(truth.len(), other.len());
+    let of = |(truth, other): (&Vec<u32>, &Vec<u32>)| {
+        let value = |bits: &u32| f64::from(f32::from_bits(*bits));
+        let wrong: f64 = truth.iter().zip(other).map(|(a, b)| (value(a) - value(b)).powi(2)).sum();
+        wrong / truth.iter().map(|a| value(a).powi(2)).sum::<f64>()
+    };
+    truth.iter().zip(other).map(of).fold(0.0, f64::max)
+}
+
+#[test]
+fn an_exported_graph_gives_the_logits_of_the_one_that_llama_builds() {
+    for (preset, ty, bound) in
+        [("tiny", "f32", 1e-6), ("qwen2-tiny", "q8_0", 1e-3), ("moe", "f32", 1e-6), ("gemma2", "f32", 1e-6)]
+    {
+        let (plain, model) =
+            (loaded(&common::model(preset, ty)), loaded(&common::exported_model(preset, ty)));
+        let (truth, ordinary) = logits(&plain, Steps::ALL);
+        let (all, report) = logits(&model, Steps::ALL);
+        assert!(all == truth, "{preset}: other logits, {report}");
+        let same = |r: &Report| (r.nodes, r.fused, r.prepared, r.bytes, r.bytes_apart, r.left_out.len());
+        assert_eq!(same(&report), same(&ordinary), "{preset}: {report}");
+        // These change no bit.
+        for off in ["shapes", "cse", "dead", "plan", "shapes,cse,dead,plan"] {
+            let (less, report) = logits(&model, without(off));
+            assert!(less == all, "{preset} without {off}: other logits, {report}");
+        }
+        // Norms as their parts round otherwise; without constants, their epsilon is unknown.
+        let (parts, report) = logits(&model, without("fuse"));
+        let wrong = error(&all, &parts);
+        println!("{preset} {ty}: square error of norms as their parts {wrong:.1e}");
+        assert!(wrong < bound && (ty != "f32" || parts != all), "{preset}: {wrong:.1e}, {report}");
+        for off in ["fold", "fold,shapes,cse,dead,fuse,plan"] {
+            let (less, report) = logits(&model, without(off));
+            assert!(less == parts, "{preset} without {off}: other logits, {report}");
+        }
+    }
+}
+
+/// What a node computes: its op, the name without numbers, type, dimensions, strides and parameters.
+type Computes = (Op, String, usize, [i64; 4], [usize; 4], [i32; 16]);
+
+/// The nodes of the graph that decodes a token: what each computes, and that of its sources.
+fn nodes(model: &Arc<Model>, steps: Steps) -> Vec<(Computes, Vec<Computes>)> {
+    let mut engine = engine(model, steps);
+    engine.decode(&[3]).expect("logits");
+    let of =
+        |t: &GgmlTensor| (t.op, fold(t.name()).pattern.into_owned(), t.ty as usize, t.ne, t.nb, t.op_params);
+    // SAFETY: the engine's graph, after a batch, whose sources live as long as the engine.
+    let nodes = unsafe { engine.graph().expect("a graph").nodes() };
+    // SAFETY: as above.
+    let sources = |n: &GgmlTensor| (0..10).filter_map(|i| unsafe { n.source(i) }.map(of)).collect();
+    nodes.iter().map(|n| (of(n), sources(n))).collect()
+}
+
+#[test]
+fn the_steps_turn_an_exported_graph_into_the_one_that_llama_builds() {
+    for preset in PRESETS {
+        let (plain, model) = (common::model(preset, "f16"), common::exported_model(preset, "f16"));
+        let (expected, found) = (nodes(&loaded(&plain), Steps::ALL), nodes(&loaded(&model), Steps::ALL));
+        for (i, (a, b)) in expected.iter().zip(&found).enumerate() {
+            assert_eq!(a, b, "{preset}: node {i}");
+        }
+        assert_eq!(expected.len(), found.len(), "{preset}");
+    }
+}
+
+/// Nodes after each step that was done, and what is fused then.
+const STEPS: &str = "\
+tiny       without                                  built 451, fold 376, shapes 322, cse 250, dead 244, fuse 192; 13 fused, 18 prepared
+tiny       without fold                             built 451, shapes 372, cse 264, dead 258, fuse 258; 0 fused, 18 prepared
+tiny       without shapes                           built 451, fold 376, cse 304, dead 298, fuse 246; 13 fused, 18 prepared
+tiny       without cse                              built 451, fold 376, shapes 322, dead 316, fuse 216; 25 fused, 6 prepared
+tiny       without dead                             built 451, fold 376, shapes 322, cse 250, fuse 198; 13 fused, 18 prepared
+tiny       without fuse                             built 451, fold 376, shapes 322, cse 250, dead 244; 0 fused, 0 prepared
+tiny       without plan                             built 451, fold 376, shapes 322, cse 250, dead 244, fuse 192; 13 fused, 18 prepared
+tiny       without fold,shapes,cse,dead,fuse,plan   built 451; 0 fused, 0 prepared
+qwen2-tiny without                                  built 469, fold 394, shapes 340, cse 268, dead 262, fuse 210; 13 fused, 18 prepared
+qwen2-tiny without fold                             built 469, shapes 390, cse 282, dead 276, fuse 276; 0 fused, 18 prepared
+qwen2-tiny without shapes                           built 469, fold 394, cse 322, dead 316, fuse 264; 13 fused, 18 prepared
+qwen2-tiny without cse                              built 469, fold 394, shapes 340, dead 334, fuse 234; 25 fused, 6 prepared
+qwen2-tiny without dead                             built 469, fold 394, shapes 340, cse 268, fuse 216; 13 fused, 18 prepared
+qwen2-tiny without fuse                             built 469, fold 394, shapes 340, cse 268, dead 262; 0 fused, 0 prepared
+qwen2-tiny without plan                             built 469, fold 394, shapes 340, cse 268, dead 262, fuse 210; 13 fused, 18 prepared
+qwen2-tiny without fold,shapes,cse,dead,fuse,plan   built 469; 0 fused, 0 prepared
+moe        without                                  built 441, fold 390, shapes 326, cse 278, dead 274, fuse 238; 9 fused, 16 prepared
+moe        without fold                             built 441, shapes 360, cse 288, dead 284, fuse 284; 0 fused, 16 prepared
+moe        without shapes                           built 441, fold 390, cse 330, dead 326, fuse 290; 9 fused, 16 prepared
+moe        without cse                              built 441, fold 390, shapes 326, dead 322, fuse 254; 17 fused, 12 prepared
+moe        without dead                             built 441, fold 390, shapes 326, cse 278, fuse 242; 9 fused, 16 prepared
+moe        without fuse                             built 441, fold 390, shapes 326, cse 278, dead 274; 0 fused, 0 prepared
+moe        without plan                             built 441, fold 390, shapes 326, cse 278, dead 274, fuse 238; 9 fused, 16 prepared
+moe        without fold,shapes,cse,dead,fuse,plan   built 441; 0 fused, 0 prepared
+gemma2     without                                  built 385, fold 310, shapes 274, cse 226, dead 222, fuse 154; 17 fused, 12 prepared
+gemma2     without fold                             built 385, shapes 324, cse 244, dead 240, fuse 240; 0 fused, 12 prepared
+gemma2     without shapes                           built 385, fold 310, cse 262, dead 258, fuse 190; 17 fused, 12 prepared
+gemma2     without cse                              built 385, fold 310, shapes 274, dead 270, fuse 170; 25 fused, 4 prepared
+gemma2     without dead                             built 385, fold 310, shapes 274, cse 226, fuse 158; 17 fused, 12 prepared
+gemma2     without fuse                             built 385, fold 310, shapes 274, cse 226, dead 222; 0 fused, 0 prepared
+gemma2     without plan                             built 385, fold 310, shapes 274, cse 226, dead 222, fuse 154; 17 fused, 12 prepared
+gemma2     without fold,shapes,cse,dead,fuse,plan   built 385; 0 fused, 0 prepared
+";
+
+#[test]
+fn each_step_removes_its_nodes_of_an_exported_graph() {
+    let mut table = String::new();
+    for preset in PRESETS {
+        let model = loaded(&common::exported_model(preset, "q4_0"));
+        for off in ["", "fold", "shapes", "cse", "dead", "fuse", "plan", "fold,shapes,cse,dead,fuse,plan"] {
+            let report = engine(&model, without(off)).report().clone();
+            let steps = report.steps.iter().map(|s| format!("{} {}", s.step, s.after));
+            let steps: Vec<String> = [format!("built {}", report.built)].into_iter().chain(steps).collect();
+            table += &format!("{preset:<10} without {off:<32} {}", steps.join(", "));
+            table += &format!("; {} fused, {} prepared\n", report.fused, report.prepared);
+        }
+    }
+    assert_eq!(table, STEPS, "made:\n{table}");
 }
 
 #[test]
@@ -90,7 +222,7 @@ fn a_model_without_a_part_of_the_kernels_gives_the_same_logits() {
 }
 
 fn run(model: &Path, args: &[&str]) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_ggml-runner"));
+    let mut command = Command::new(crate::common::runner());
     command.args(["run", "--no-roofline", "-p", "3", "-n", "2", "-t", "1", "-m"]).arg(model).args(args);
     command.output().expect("ggml-runner runs")
 }
@@ -109,22 +241,26 @@ fn a_run_says_what_the_steps_did() {
         text.lines().find(|l| l.starts_with("graph: ")).expect("a line").to_owned()
     };
     let all = line(&[]);
-    assert!(all.starts_with("graph: 192 nodes of 195 (3 dead, 0 shared), 13 fused, 18 products"), "{all}");
-    let less = line(&["--ablate", "dead,fuse"]);
-    assert!(less.starts_with("graph: 195 nodes of 195 (0 dead, 0 shared), 0 fused, 0 products"), "{less}");
-    assert!(less.ends_with(" MB; switched off: dead, fuse"), "{less}");
+    assert!(all.starts_with("graph: 192 nodes, 13 fused, 18 products"), "{all}");
+    let less = line(&["--ablate", "plan,fuse"]);
+    assert!(less.starts_with("graph: 192 nodes, 0 fused, 0 products"), "{less}");
+    assert!(less.ends_with(" MB; switched off: fuse, plan"), "{less}");
     let json: serde_json::Value =
         serde_json::from_str(&out(&model, &["--json", "--ablate", "plan"])).expect("JSON");
     let graph = &json["graph"];
-    assert_eq!((&graph["nodes"], &graph["built"], &graph["fused"]), (&192.into(), &195.into(), &13.into()));
+    assert_eq!((&graph["nodes"], &graph["fused"]), (&192.into(), &13.into()));
     assert_eq!((&graph["bytes"], graph["off"][0].as_str()), (&graph["bytes_apart"], Some("plan")));
     assert_eq!(graph["left_out"].as_array().map(Vec::len), Some(0));
-    let wrong = run(&model, &["--ablate", "cse,nosuch"]);
+    let exported = out(&common::exported_model("tiny", "q4_0"), &["--json", "--ablate", "cse"]);
+    let exported: serde_json::Value = serde_json::from_str(&exported).expect("JSON");
+    let names = exported["graph"]["steps"].as_array().expect("steps").iter().map(|s| s["step"].as_str());
+    assert_eq!(names.flatten().collect::<Vec<_>>(), ["fold", "shapes", "dead", "fuse"]);
+    let wrong = run(&model, &["--ablate", "plan,nosuch"]);
     let said = String::from_utf8_lossy(&wrong.stderr).into_owned();
     assert_eq!((wrong.status.code(), said.lines().count()), (Some(2), 1), "{said}");
     assert!(said.contains("'nosuch'"), "{said}");
     // The names are in the message and in the help.
-    let o = Command::new(env!("CARGO_BIN_EXE_ggml-runner")).args(["run", "--help"]).output();
+    let o = Command::new(crate::common::runner()).args(["run", "--help"]).output();
     let help = String::from_utf8(o.expect("ggml-runner runs").stdout).expect("UTF-8");
     for f in Step::ALL {
         assert!(said.contains(f.name) && help.contains(f.name), "{}", f.name);
@@ -149,10 +285,10 @@ fn boxes(dot: &str) -> Vec<(usize, String, Vec<String>)> {
 #[test]
 fn dumps_are_the_graph_as_built_and_as_it_runs() {
     let dir = tempfile::tempdir().expect("a directory");
-    for preset in PRESETS {
-        let model = common::model(preset, "f16");
+    let models = PRESETS.map(|preset| (preset, common::model(preset, "f16")));
+    for (preset, model) in models {
         for (stage, off, fused) in
-            [("after", "shapes", true), ("before", "dead,cse,fuse,fold", false), ("after", "fuse", false)]
+            [("after", "plan", true), ("before", "fuse,plan", false), ("after", "fuse", false)]
         {
             let dump = boxes(&out(&model, &["--graph-dump", stage, "--ablate", off]));
             // The ground truth has the nodes that ran, each of them on its own.
@@ -177,6 +313,14 @@ fn dumps_are_the_graph_as_built_and_as_it_runs() {
             assert!(ran.iter().all(|i| drawn.iter().any(|d| d == i)), "{preset} {stage}");
         }
     }
+    // What an exporter wrote is there before the steps, and not after.
+    let model = common::exported_model("tiny", "f16");
+    let ops = |stage| boxes(&out(&model, &["--graph-dump", stage])).into_iter().map(|(_, op, _)| op);
+    let count = |stage, wanted: &str| ops(stage).filter(|op| op == wanted).count();
+    let made = |stage| ["SQR", "MEAN", "ADD1", "SQRT", "DIV"].map(|op| count(stage, op));
+    // Six layers with two norms each, both of them twice, and one behind.
+    assert_eq!((made("before"), made("after")), ([25; 5], [0; 5]));
+    assert_eq!((count("before", "RMS_NORM+MUL"), count("after", "RMS_NORM+MUL")), (0, 13));
     let wrong = run(&common::model("tiny", "f16"), &["--graph-dump", "never"]);
     assert_eq!(wrong.status.code(), Some(2));
 }

@@ -127,12 +127,20 @@ fn tokens_are_drawn_where_the_table_says() {
         let number = |p: &Value, i: usize| p[i].as_f64().unwrap();
         of["points"].as_array().unwrap().iter().map(|p| (number(p, 0), number(p, 1) / 1e3)).collect()
     };
-    let call = points(&d["tokens"]["call"]);
-    assert!(call.len() > 20, "{call:?}");
+    // Each call is a point. This model's attention has none of the names by which it is known.
+    let each = |key: &str| -> Vec<(f64, f64)> {
+        let all = d["tokens"]["each"].as_array().unwrap().iter();
+        all.filter_map(|p| Some((p["context"].as_f64()?, p[key].as_f64()? / 1e3))).collect()
+    };
+    let (call, attention) = (each("call_ns"), each("attention_ns"));
+    assert_eq!((call.len(), attention.len()), (200, 0));
+    assert!(drawing.contains("No op of attention was recognised"), "{drawing}");
     Drawn::panel(&drawing, 0).has(&call);
-    Drawn::panel(&drawing, 1).has(&points(&d["tokens"]["ops"][0]));
+    let rope = points(&d["tokens"]["ops"][0]);
+    Drawn::panel(&drawing, 1).has(&rope);
     assert!(drawing.contains(">ROPE  Qcur-{L}: +50.0"), "{drawing}");
-    assert_eq!(drawing.matches("<title>").count(), 2 * call.len() + 2, "a tooltip on each mark and line");
+    let marks = call.len() + rope.len();
+    assert_eq!(drawing.matches("<title>").count(), marks + 2, "a tooltip on each mark and line");
 }
 
 #[test]
@@ -147,6 +155,71 @@ fn multiplications_are_drawn_where_the_table_says() {
     Drawn::panel(&drawing, 0).has(&rows.iter().map(at).collect::<Vec<_>>());
     assert!(drawing.contains("(MFLOP), logarithmic</text>") && drawing.contains("(us), logarithmic</text>"));
     assert!(drawing.contains(">weights of q4_0</text>") && drawing.contains(">fitted line: "), "{drawing}");
+}
+
+#[test]
+fn multiplications_of_several_recordings_have_a_line_each() {
+    let larger = Spec { layers: 3, ..Spec::default() };
+    let dir = place(&[("a", &growing(Spec::default(), 20)), ("b", &growing(larger, 20))]);
+    let d = json(dir.path(), &["a", "ops", "--beside", "b"]);
+    let models = d["models"].as_array().unwrap();
+    assert_eq!(models.iter().map(|m| m["file"].as_str().unwrap()).collect::<Vec<_>>(), ["a", "b"]);
+    assert_eq!(models[0]["products"], d["ops"]);
+    assert_eq!(models[1]["products"], json(dir.path(), &["b", "ops"])["ops"]);
+    let drawing = svg(dir.path(), &["a", "ops", "--beside", "b"]);
+    let number = |r: &Value, key: &str| r[key].as_f64().unwrap();
+    let rows = models.iter().flat_map(|m| m["products"]["rows"].as_array().unwrap());
+    let at = |r: &Value| (number(r, "bytes") / 1e6, number(r, "ns") / 1e3);
+    Drawn::panel(&drawing, 0).has(&rows.map(at).collect::<Vec<_>>());
+    for m in models {
+        let rate = number(&m["products"]["bytes"], "giga_per_s");
+        let name = format!(">{}, 2 threads: {rate:.2} GB/s</text>", m["file"].as_str().unwrap());
+        assert!(drawing.contains(&name), "{name}: {drawing}");
+    }
+    assert!(drawing.contains("class=\"label\"") && drawing.contains(">ffn_up-{L}</text>"), "{drawing}");
+    let table = text(&profinfer(dir.path(), &["stat", "a", "ops", "--beside", "b", "--csv"]).stdout);
+    assert!(
+        table.starts_with("GB/s,at 0 us,R2,shapes,threads,file\r\n") && table.lines().count() == 3,
+        "{table}"
+    );
+}
+
+/// Each choice of the layer is in a stroke of its expert, at its token.
+#[test]
+fn experts_of_a_layer_are_drawn_over_the_tokens() {
+    let dir = place(&[("run", &rich(40))]);
+    let d = json(dir.path(), &["run", "activation"]);
+    let layer = d["activation"]["layers"].as_array().unwrap().last().unwrap();
+    let number = layer["layer"].as_u64().unwrap().to_string();
+    let drawing = svg(dir.path(), &["run", "activation", "--layer", &number]);
+    let map = Drawn::panel(&drawing, 0);
+    let path = map.svg.split("class=\"strokes\" d=\"").nth(1).unwrap().split('"').next().unwrap();
+    let mut drawn = 0.0;
+    for stroke in path.split('M').skip(1) {
+        let (from, rest) = stroke.split_once(' ').unwrap();
+        let (y, to) = rest.split_once('H').unwrap();
+        let at = |axis: usize, text: &str| map.value(axis, text.parse().unwrap());
+        let (from, to, expert) = (at(0, from), at(0, to), at(1, y).round());
+        for token in from.round() as usize..to.round() as usize {
+            let bin = layer["bins"][token].as_array().unwrap();
+            assert!(bin.iter().any(|c| c[0].as_f64() == Some(expert)), "{token} {expert}: {bin:?}");
+            drawn += 1.0;
+        }
+    }
+    let choices: usize = layer["bins"].as_array().unwrap().iter().map(|b| b.as_array().unwrap().len()).sum();
+    assert_eq!(drawn, choices as f64);
+    // Its times and distances are those of the view `reuse`.
+    let reuse = json(dir.path(), &["run", "reuse"]);
+    let points = reuse["reuse"]["points"].as_array().unwrap().iter();
+    let points: Vec<&Value> = points.filter(|p| p["layer"] == layer["layer"]).collect();
+    let at = |key: &str, each: f64| -> Vec<(f64, f64)> {
+        let all = points.iter().filter_map(|p| Some((p["token"].as_f64()?, p[key].as_f64()? / each)));
+        all.collect()
+    };
+    Drawn::panel(&drawing, 2).has(&at("ns", 1e3));
+    assert_eq!(Drawn::panel(&drawing, 3).marks().len(), at("distance", 1.0).len());
+    let out = profinfer(dir.path(), &["stat", "run", "activation", "--layer", "99", "--svg", "-"]);
+    assert!(text(&out.stderr).contains("no experts of layer 99"), "{}", text(&out.stderr));
 }
 
 #[test]
@@ -177,6 +250,11 @@ fn recordings_are_drawn_by_their_threads() {
         let value = |r: &Value| (r["threads"].as_f64().unwrap(), r[key].as_f64().unwrap() * factor);
         Drawn::panel(&drawing, panel).has(&runs.iter().map(value).collect::<Vec<_>>());
     }
+    // Each multiplication of each recording, as the view `ops` has them.
+    assert_eq!(runs[1]["products"], json(dir.path(), &["two", "ops"])["ops"]);
+    let products = runs.iter().flat_map(|r| r["products"]["rows"].as_array().unwrap());
+    let at = |r: &Value| (r["bytes"].as_f64().unwrap() / 1e6, r["ns"].as_f64().unwrap() / 1e3);
+    Drawn::panel(&drawing, 3).has(&products.map(at).collect::<Vec<_>>());
     assert!(
         drawing.contains("traffic (GB/s), cost model</text>")
             && drawing.contains("time at barriers (%)</text>")
@@ -232,7 +310,12 @@ fn shapes_are_drawn_in_both_places() {
     let drawing = svg(dir.path(), &["run", "shapes"]);
     let rows = d["shapes"]["rows"].as_array().unwrap();
     let us = |r: &Value, i: usize| r["cells"][i]["median_ns"].as_f64().unwrap() / 1e3;
-    Drawn::panel(&drawing, 0).has(&rows.iter().map(|r| (us(r, 0), us(r, 1))).collect::<Vec<_>>());
+    Drawn::panel(&drawing, 1).has(&rows.iter().map(|r| (us(r, 0), us(r, 1))).collect::<Vec<_>>());
+    // The multiplications, against the size of their matrix, in both places.
+    let products = rows.iter().filter(|r| r["op"].as_str().unwrap().starts_with("MUL_MAT"));
+    let sized = products.flat_map(|r| [0, 1].map(|i| (r["elements"].as_f64().unwrap() / 1e6, us(r, i))));
+    Drawn::panel(&drawing, 0).has(&sized.collect::<Vec<_>>());
+    assert!(drawing.contains("Fastest for every matrix: CPU from "), "{drawing}");
     assert!(drawing.contains(">time on CPU (us), logarithmic</text>"), "{drawing}");
     assert!(drawing.contains(">time on AMX (us), logarithmic</text>"), "{drawing}");
 }
@@ -290,7 +373,7 @@ fn what_cannot_be_drawn_is_an_error_that_says_what_to_record() {
     let short = growing(Spec::default(), 8);
     let bare = growing(Spec { structure: false, ..Spec::default() }, 40);
     let dir = place(&[("short", &short), ("bare", &bare)]);
-    let cases: [(&[&str], i32, &str); 12] = [
+    let cases: [(&[&str], i32, &str); 14] = [
         (&["short", "tokens"], 1, "record a run of more tokens"),
         (&["bare", "ops"], 1, "record without --no-str"),
         (&["short", "reuse"], 1, "record a mixture-of-experts model with --experts"),
@@ -302,7 +385,13 @@ fn what_cannot_be_drawn_is_an_error_that_says_what_to_record() {
         (&["short", "tokens", "--json"], 2, "cannot be combined"),
         (&["short", "tokens", "--csv"], 2, "cannot be combined"),
         (&["short", "tokens", "--beside", "bare"], 2, "--beside applies to"),
-        (&["short", "shapes", "--beside", "bare,short"], 2, "several traces in the view threads only"),
+        (
+            &["short", "shapes", "--beside", "bare,short"],
+            2,
+            "several traces in the views threads and ops only",
+        ),
+        (&["short", "tokens", "--layer", "1"], 2, "--layer applies to the picture of the view activation"),
+        (&["short", "activation"], 1, "record a mixture-of-experts model with --experts"),
     ];
     for (args, code, want) in cases {
         let out = profinfer(dir.path(), &[&["stat"], args, &["--svg", "x.svg"]].concat());

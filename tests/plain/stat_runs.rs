@@ -279,7 +279,7 @@ fn the_same_shapes_stand_side_by_side() {
         csv.starts_with("A CPU us,n,ratio,B CPU us,n,ratio,B AMX us,n,ratio,op,result of sources"),
         "{csv}"
     );
-    assert_eq!(stat(&alone, &["ops", "--beside", other]).status.code(), Some(2));
+    assert_eq!(stat(&alone, &["tokens", "--beside", other]).status.code(), Some(2));
 }
 
 #[test]

@@ -1,12 +1,11 @@
 //! `ggml-runner synth` from the command line.
 
+use crate::common::runner_name;
 use std::path::Path;
 use std::process::{Command, Output};
 
-const BIN: &str = env!("CARGO_BIN_EXE_ggml-runner");
-
 fn synth(dir: &Path, args: &[&str]) -> Output {
-    Command::new(BIN).arg("synth").args(args).current_dir(dir).output().expect("ggml-runner runs")
+    Command::new(runner_name()).arg("synth").args(args).current_dir(dir).output().expect("ggml-runner runs")
 }
 
 fn stderr(o: &Output) -> String {
@@ -49,7 +48,7 @@ fn a_failed_write_leaves_nothing_and_keeps_the_old_file() {
     std::fs::write(dir.path().join("old.gguf"), "precious").expect("written");
     // A file size limit stands in for a full disk.
     for args in ["tiny new.gguf", "tiny old.gguf --force"] {
-        let script = format!("trap '' XFSZ; ulimit -f 64; exec '{BIN}' synth {args}");
+        let script = format!("trap '' XFSZ; ulimit -f 64; exec '{}' synth {args}", runner_name());
         let o = Command::new("sh").args(["-c", &script]).current_dir(dir.path()).output().expect("sh runs");
         assert_eq!(o.status.code(), Some(1));
         assert!(stderr(&o).contains("MB needed; incomplete file removed"), "{}", stderr(&o));
@@ -78,6 +77,10 @@ fn wrong_usage_says_what_is_right() {
     for args in [&["tiny"][..], &[], &["tiny", "m.gguf", "--type", "q9"], &["--list", "tiny", "m.gguf"]] {
         assert_eq!(synth(dir.path(), args).status.code(), Some(2), "{args:?}");
     }
+    let o = synth(dir.path(), &["tiny", "m.gguf", "--graph", "onnx"]);
+    let said = stderr(&o);
+    assert_eq!((o.status.code(), said.lines().count()), (Some(2), 1), "{said}");
+    assert!(["'onnx'", "--graph", "llama", "exported"].iter().all(|part| said.contains(part)), "{said}");
     let o = synth(dir.path(), &["tiny", "."]);
     assert_eq!(o.status.code(), Some(1));
     assert!(files(dir.path()).is_empty());

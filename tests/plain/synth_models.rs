@@ -3,7 +3,7 @@
 use crate::common::skips;
 use ggml::gguf::reader::{Gguf, GgufValue};
 use ggml::quant::TensorType;
-use runner::synth::{self, DEFAULT_SEED, ModelSpec, presets};
+use runner::synth::{self, DEFAULT_SEED, GraphForm, ModelSpec, presets};
 use std::io::{self, Write};
 use std::process::Command;
 
@@ -14,7 +14,7 @@ const CRC_Q4_K: u32 = 0x1a5e_d8ae;
 
 fn order(preset: &str, ty: TensorType) -> ModelSpec {
     let preset = presets::find(preset).expect("a preset");
-    ModelSpec { preset, ty, seed: DEFAULT_SEED, threads: 2 }
+    ModelSpec { preset, ty, graph: GraphForm::Llama, seed: DEFAULT_SEED, threads: 2 }
 }
 
 fn model(preset: &str, ty: TensorType) -> Vec<u8> {
@@ -414,6 +414,20 @@ fn quantised_files_keep_vectors_and_router_and_say_their_type() {
         let ty = if kept { " f32 " } else { " q4_0 " };
         assert!(line.contains(ty), "{line}");
     }
+}
+
+#[test]
+fn the_form_of_a_graph_is_a_key_and_nothing_else() {
+    let plain = order("tiny", TensorType::Q4_0);
+    let whole = |order: &ModelSpec| synth::write(order, Vec::new(), |_| ()).expect("memory takes all");
+    let (plain, exported) = (whole(&plain), whole(&ModelSpec { graph: GraphForm::Exported, ..plain }));
+    let (a, b) = (Gguf::parse(&plain).expect("valid"), Gguf::parse(&exported).expect("valid"));
+    let mut keys = metadata(&b);
+    let key = keys.iter().position(|k| k == "ggml_runner.graph=exported").expect("the key");
+    keys.remove(key);
+    assert_eq!((keys, tensors(&b)), (metadata(&a), tensors(&a)));
+    let data = |file: &[u8], g: &Gguf<'_>| file[usize::try_from(g.data_offset).expect("small")..].to_vec();
+    assert!(data(&plain, &a) == data(&exported, &b));
 }
 
 #[test]

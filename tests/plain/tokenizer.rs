@@ -4,7 +4,7 @@ use crate::common::skips;
 use ggml::gguf::reader::{self, Gguf};
 use ggml::gguf::writer::{GgufHeader, NewGgufValue};
 use ggml::quant::TensorType;
-use runner::synth::{self, DEFAULT_SEED, ModelSpec, presets};
+use runner::synth::{self, DEFAULT_SEED, GraphForm, ModelSpec, presets};
 use runner::tokenizer::{Tokenizer, spell_bytes};
 use std::collections::HashMap;
 use std::fmt::Write as _;
@@ -122,7 +122,8 @@ fn sentence_piece_vocabulary(space_prefix: bool) -> Vec<(&'static str, NewGgufVa
 /// The smallest preset with this vocabulary instead of its own.
 fn model(vocabulary: Vec<(&'static str, NewGgufValue)>) -> Vec<u8> {
     let preset = presets::find("tiny").expect("a preset");
-    let order = ModelSpec { preset, ty: TensorType::Q4_0, seed: DEFAULT_SEED, threads: 2 };
+    let order =
+        ModelSpec { preset, ty: TensorType::Q4_0, graph: GraphForm::Llama, seed: DEFAULT_SEED, threads: 2 };
     let file = synth::write(&order, Vec::new(), |_| ()).expect("memory takes all");
     let from = Gguf::parse(&file).expect("valid");
     let mut head = GgufHeader::default();
@@ -267,7 +268,7 @@ fn compare(name: &str, vocabulary: Vec<(&'static str, NewGgufValue)>) {
 
 /// The program and the engines, or the reason why they are missing.
 fn engines() -> Option<(PathBuf, Vec<String>)> {
-    let tests = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/engines");
+    let tests = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/engines");
     let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent()?.join("tests/engines");
     let made = Command::new("make").arg("-C").arg(&tests).arg(format!("OUT={}", target.display())).output();
     let program = target.join("tokenize");

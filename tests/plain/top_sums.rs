@@ -6,12 +6,12 @@ use std::cell::RefCell;
 use std::io::{self, Write};
 use std::rc::Rc;
 
-use analysis::attribution::parts::TimeParts;
-use analysis::calls::Phase;
-use analysis::live::{Live, LiveSpan, PhaseSpan, limit};
-use analysis::load::LoadProgress;
-use analysis::report::{By, PhaseReport, Report, ReportOptions, report};
-use analysis::tables::{GAPS_ROW, WAIT_ROW};
+use analysis::questions::report::{By, PhaseReport, Report, ReportOptions, report};
+use analysis::recorded::calls::Phase;
+use analysis::recorded::load::LoadProgress;
+use analysis::streams::live::{Live, LiveSpan, PhaseSpan, limit};
+use analysis::sums::attribution::parts::TimeParts;
+use analysis::sums::tables::{GAPS_ROW, WAIT_ROW};
 use pfi::record::{Availability, Detail, LevelChange, Sensor, SensorKind, SensorOrigin};
 use pfi::{Output, Tail, Tap, Trace};
 use synth_trace::causes::{FIRST_OP, faulted, feature, preempted, slept};
@@ -76,7 +76,7 @@ impl Growing {
         self.live.finish();
         let trace = Trace::from_bytes(self.file.0.take()).unwrap();
         assert_eq!(trace.verify(), [], "the file is a whole trace");
-        let options = ReportOptions { tables: By::ALL.to_vec(), ..ReportOptions::default() };
+        let options = ReportOptions { tables: By::ALL.to_vec(), verdict: true, ..ReportOptions::default() };
         (self.live.whole(self.clock), report(&trace, &options, &LoadProgress::default()))
     }
 }
@@ -97,7 +97,18 @@ fn ops_are_the_same(live: &PhaseSpan, report: &PhaseReport) {
     assert_eq!(ours, theirs);
 }
 
+/// Where the time went: of each phase that the verdict has.
+fn bars_are_the_same(live: &LiveSpan, report: &Report) {
+    let phases = &report.verdict.as_ref().expect("it was asked for").phases;
+    for theirs in phases {
+        let ours = live.phases.iter().find(|p| p.phase == theirs.phase).expect("the phase");
+        assert_eq!(ours.bar, theirs.bar, "{:?}", theirs.phase);
+    }
+    assert!(!phases.is_empty());
+}
+
 fn are_the_same((live, report): (LiveSpan, Report)) {
+    bars_are_the_same(&live, &report);
     let phases: Vec<_> = live.phases.iter().map(|p| p.phase).collect();
     assert_eq!(phases, report.phases.iter().map(|p| p.phase).collect::<Vec<_>>());
     assert!(!phases.is_empty());
@@ -225,6 +236,8 @@ fn what_threads_did_is_the_same() {
     {
         let (live, report) = with_scheduler(spec, 30_000).end();
         assert_eq!(live.phases.len(), 2);
+        bars_are_the_same(&live, &report);
+        assert!(live.phases.iter().all(|p| p.bar.and_then(|bar| bar.waiting_for_cpu) > Some(0.0)));
         for (ours, theirs) in live.phases.iter().zip(&report.phases) {
             let causes = ours.causes.expect("the scheduler was recorded");
             assert_eq!(causes, causes_of(theirs), "{:?}", ours.phase);
@@ -294,4 +307,36 @@ fn speeds_and_sensors_are_those_of_the_last_update() {
     assert_eq!(speeds.iter().map(Option::is_some).collect::<Vec<_>>(), [true, false, true], "{speeds:?}");
     assert!(speeds.iter().flatten().all(|speed| *speed > 0.0));
     assert!(g.live.speeds(Phase::Prefill).iter().all(Option::is_none));
+}
+
+#[test]
+fn the_energy_of_the_last_seconds_is_that_of_a_report_of_them() {
+    let mut g = Growing::new(Spec::default());
+    let (name, path, cpus, origin) = ("battery", "/x", "", SensorOrigin::Device);
+    let sensor = Sensor { id: 4, name, kind: SensorKind::Power, path, interval_ns: 0, cpus, origin };
+    g.synth.enc.sensor(&sensor).unwrap();
+    assert!(g.live.energy(&[1]).unknown.is_some_and(|why| why.contains("no sensor")));
+    for call in 0..200 {
+        g.synth.enc.sample(g.synth.now as i64, &[(4, 3_000_000 + call as i64 % 7 * 100_000)]).unwrap();
+        g.synth.call(if call == 0 { 5 } else { 1 }, busy(call));
+        g.read();
+    }
+    g.synth.enc.sample(g.synth.now as i64, &[(4, 3_000_000)]).unwrap();
+    g.read();
+    let pid = g.live.processes()[0].pid.unwrap();
+    let now = g.live.energy(&[pid]);
+    assert!(g.live.energy(&[pid + 1]).joules.is_none(), "of another process nothing is known");
+    let (_, report) = g.end();
+    let primary = report.energy.unwrap().primary.unwrap();
+    assert_eq!((now.source.as_deref(), now.origin.as_deref()), (Some("battery"), Some("device")));
+    assert_eq!(
+        (now.decode_j_per_token, now.prefill_j_per_token),
+        (primary.decode_j_per_token, primary.prefill_j_per_token)
+    );
+    let decode = report.phases.iter().find(|p| p.phase == Phase::Decode).unwrap();
+    let prefill = report.phases.iter().find(|p| p.phase == Phase::Prefill).unwrap();
+    let tokens = |p: &PhaseReport| p.tokens.unwrap() as f64;
+    let joules = primary.decode_j_per_token.unwrap() * tokens(decode)
+        + primary.prefill_j_per_token.unwrap() * tokens(prefill);
+    assert!((now.joules.unwrap() / joules - 1.0).abs() < 1e-9, "{now:?} {joules}");
 }

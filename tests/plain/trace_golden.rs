@@ -1,5 +1,5 @@
-//! The file in tests/golden must remain readable and identical to the writer's output; a reader written from
-//! docs/FORMAT.md alone must read the same content as ours.
+//! The file in tests/golden must remain readable and identical to the writer's output; the reader for Python, which shares
+//! nothing with ours but docs/FORMAT.md, must read the same content.
 
 use crate::common::skip;
 use crate::trace_support;
@@ -13,7 +13,7 @@ use pfi::*;
 use trace_support::*;
 
 fn at(path: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests").join(path)
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests").join(path)
 }
 
 /// Sum of the numbers of a call, as encoded.
@@ -86,6 +86,11 @@ fn sum_of_cause(record: &Record) -> Option<i128> {
         Record::PhaseCall(r) => {
             let v = [r.pid.into(), r.tid.into(), r.t as u64, r.dur, r.cut.into()];
             sum(&v) + text(&[r.what])
+        }
+        Record::SamplerName(r) => i128::from(r.id) + text(&[r.name, r.why]),
+        Record::SamplerCall(r) => {
+            let v = [r.sampler.into(), r.pid.into(), r.tid.into(), r.t as u64, r.dur, r.within];
+            sum(&v) + i128::from(r.accept)
         }
         Record::Sensor(r) => {
             sum(&[r.id.into(), r.kind as u64, r.interval_ns, r.origin as u64])
@@ -166,8 +171,8 @@ fn sum_of_cause(record: &Record) -> Option<i128> {
     })
 }
 
-/// The expected output of tests/format_second_reader.py, from our reader.
-fn summary(trace: &Trace) -> Vec<String> {
+/// The expected output of python/tests/test_counts.py, from our reader.
+pub fn summary(trace: &Trace) -> Vec<String> {
     let (mut count, mut tensors) = (BTreeMap::<String, i128>::new(), BTreeMap::new());
     let mut add = |key: String, n: i128| *count.entry(key).or_default() += n;
     for i in 0..trace.blocks().len() {
@@ -217,7 +222,7 @@ fn summary(trace: &Trace) -> Vec<String> {
 }
 
 /// Without extension: `.pfi` is the file, `.txt` its content. The newest comes last.
-const GOLDEN: [&str; 11] = [
+const GOLDEN: [&str; 12] = [
     "golden/small",
     "golden/small-1.1",
     "golden/small-1.2",
@@ -229,6 +234,7 @@ const GOLDEN: [&str; 11] = [
     "golden/small-1.8",
     "golden/small-1.9",
     "golden/small-1.10",
+    "golden/small-1.11",
 ];
 const NEWEST: &str = GOLDEN[GOLDEN.len() - 1];
 
@@ -239,7 +245,7 @@ fn golden(name: &str) -> Trace {
 /// Rows that are otherwise equal keep their order from one run to the next.
 #[test]
 fn views_are_the_same_each_time() {
-    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/small.pfi");
+    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/golden/small.pfi");
     for args in [&["stat", "--json", file][..], &["diff", "--json", file, file], &["report", "--json", file]]
     {
         let shown = || {
@@ -269,16 +275,21 @@ fn the_writer_still_makes_the_golden_file() {
     assert!(std::fs::read(at(&format!("{NEWEST}.pfi"))).unwrap() == golden_file());
 }
 
-fn second_reader(file: &Path) -> Option<Vec<String>> {
-    let run = Command::new("python3").arg(at("format_second_reader.py")).arg(file).output().ok()?;
+fn python_reader(file: &Path) -> Option<Vec<String>> {
+    let run = Command::new("python3")
+        .arg("-B")
+        .arg(at("../python/tests/test_counts.py"))
+        .arg(file)
+        .output()
+        .ok()?;
     assert!(run.status.success(), "{}", String::from_utf8_lossy(&run.stderr));
     Some(String::from_utf8(run.stdout).unwrap().lines().map(str::to_owned).collect())
 }
 
 #[test]
-fn a_reader_written_from_the_specification_sees_the_same() {
+fn the_reader_for_python_sees_the_same() {
     for name in GOLDEN {
-        let Some(seen) = second_reader(&at(&format!("{name}.pfi"))) else {
+        let Some(seen) = python_reader(&at(&format!("{name}.pfi"))) else {
             skip!("no python3 on this machine");
         };
         assert_eq!(seen, summary(&golden(name)), "{name}");
@@ -294,7 +305,7 @@ fn a_reader_written_from_the_specification_sees_the_same() {
     let (plan, _) = odd_tensors(&mut e, 900);
     e.cpu_graph(&cpu_graph(0, plan, 1, 2)).unwrap();
     std::fs::write(&path, e.finish(&footer()).unwrap()).unwrap();
-    assert_eq!(second_reader(&path).unwrap(), summary(&Trace::open(&path).unwrap()));
+    assert_eq!(python_reader(&path).unwrap(), summary(&Trace::open(&path).unwrap()));
 }
 
 /// Writes the golden files; run by hand (`--ignored`) when a new one is needed.

@@ -4,10 +4,10 @@ use crate::synth_trace;
 
 use std::process::{Command, Output};
 
-use analysis::load::LoadProgress;
-use analysis::report::{Report, ReportOptions, report};
-use analysis::verdict::RunVerdict;
-use analysis::verdict::limit::LimitKind;
+use analysis::questions::report::{Report, ReportOptions, report};
+use analysis::questions::verdict::RunVerdict;
+use analysis::questions::verdict::limit::LimitKind;
+use analysis::recorded::load::LoadProgress;
 use pfi::Trace;
 use pfi::record::{Availability, Module, OffCpu, Peaks, StateAt, TargetState};
 use synth_trace::causes::*;

@@ -30,7 +30,7 @@ class Samples(Metrics):
         super().setUp()
         self.need("prometheus", "promtool")
         if not (SAMPLES / "b-1.json").is_file():
-            self.skip(f"no samples in {SAMPLES}: the unit test daemon::metrics::tests::samples_for_other_programs writes them")
+            self.skip(f"no samples in {SAMPLES}: the unit test metrics::tests::samples_for_other_programs writes them")
         self.text = {name: (SAMPLES / f"{name}.prom").read_text() for name in ["a-0", "a-1", "b-0", "b-1"]}
 
     def test_promtool_takes_them(self):

@@ -14,7 +14,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 # A file of a program, and the only package that may depend on it.
-PROGRAM = ROOT / "src" / "cli" / "top.rs"
+PROGRAM = ROOT / "programs" / "profinfer" / "src" / "top.rs"
 PACKAGE = "profinfer"
 CLIPPY = ["cargo", "clippy", "--locked", "--workspace", "--all-targets", "--verbose", "--", "-D", "warnings"]
 

@@ -53,14 +53,19 @@ class Program:
 
 def build(names, without_agent=False):
     """The programs, compiled with the features of the whole workspace, so that each crate is compiled once."""
-    targets = [part for name in names for part in (["--lib"] if name == "lib" else ["--test", name])]
-    what = ["--no-default-features", "--package", "profinfer"] if without_agent else ["--workspace"]
-    cargo = [os.environ.get("CARGO", "cargo"), "test", "--locked", "--no-run", "--message-format=json-render-diagnostics"]
-    done = subprocess.run([*cargo, *what, *targets], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    # Cargo builds a program only for the tests of its own package; others run ggml-runner too.
+    every = dict.fromkeys(["runner_alloc", *names])
+    targets = [part for name in every for part in (["--lib"] if name == "lib" else ["--test", name])]
+    only = ["--no-default-features", "--package", "profinfer", "--package", "ggml-runner"]
+    what = ["--locked", *(only if without_agent else ["--workspace"])]
+    cargo = os.environ.get("CARGO", "cargo")
+    test = [cargo, "test", *what, "--no-run", "--message-format=json-render-diagnostics", *targets]
+    done = subprocess.run(test, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     if done.returncode:
         sys.exit(2)
     messages = (json.loads(line) for line in done.stdout.splitlines() if line.startswith("{"))
-    made = [m for m in messages if m["reason"] == "compiler-artifact" and m["executable"] and m["profile"]["test"]]
+    made = [m for m in messages if m["reason"] == "compiler-artifact" and m["executable"] and m["profile"]["test"]
+            and ("runner_alloc" in names or m["target"]["name"] != "runner_alloc")]
     return [Program(m["target"]["name"], m["executable"], Path(m["manifest_path"]).parent) for m in made]
 
 

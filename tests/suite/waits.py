@@ -25,9 +25,9 @@ STAYS = re.compile(r"sleep\(1000\)")
 
 
 def is_test(path):
-    """Files of tests/, and the tests inside src and crates."""
+    """Files of tests/, and the tests inside src, crates and programs."""
     inside = path.name == "tests.rs" or "tests" in path.parts[1:-1]
-    return path.parts[0] == "tests" and path.parts[1] != "suite" or path.parts[0] in ("src", "crates") and inside
+    return path.parts[0] == "tests" and path.parts[1] != "suite" or path.parts[0] in ("src", "crates", "programs") and inside
 
 
 def code_of(path):
@@ -55,7 +55,7 @@ def allowed():
 
 
 def main():
-    listing = subprocess.run(["git", "-C", ROOT, "ls-files", "tests", "src", "crates"], capture_output=True, text=True)
+    listing = subprocess.run(["git", "-C", ROOT, "ls-files", "tests", "src", "crates", "programs"], capture_output=True, text=True)
     files = [Path(line) for line in listing.stdout.splitlines() if Path(line).suffix in SLEEP and "suite" not in line.split("/")]
     known, faults, seen = allowed(), [], set()
     for path in files:

@@ -71,11 +71,31 @@ pub fn phase_call(what: &str, t: u64, dur: u64) -> PhaseCall<'_> {
     PhaseCall { what, pid: PID, tid: TID, t: t as i64, dur, cut: false }
 }
 
+/// The samplers that [`sampled`] calls, by id.
+pub const SAMPLERS: [&str; 3] = ["chain", "top-k", "dist"];
+
+/// A call of a sampler within sampling.
+pub fn sampler_call(sampler: u32, t: u64, (dur, within): (u64, u64)) -> SamplerCall {
+    SamplerCall { sampler, pid: PID, tid: TID, t: t as i64, dur, within, accept: false }
+}
+
+/// A call of sampling of this duration: a chain of two samplers, which take 100 and 150 ns, in 300 ns.
+pub fn sampling(s: &mut Synth<Vec<u8>>, t: u64, dur: u64) {
+    s.enc.sampler_call(&sampler_call(2, t + 20, (100, 0))).unwrap();
+    s.enc.sampler_call(&sampler_call(3, t + 130, (150, 0))).unwrap();
+    s.enc.sampler_call(&sampler_call(1, t + 10, (300, 250))).unwrap();
+    s.enc.sampler_call(&SamplerCall { accept: true, ..sampler_call(2, t + 320, (40, 0)) }).unwrap();
+    for (id, name) in (1..).zip(SAMPLERS) {
+        s.enc.sampler_name(&SamplerName { id, name, why: "" }).unwrap();
+    }
+    s.enc.phase_call(&phase_call("sampling", t, dur)).unwrap();
+}
+
 /// One of each kind of attribution record, next to the most recently written graph.
 pub fn one_of_each(s: &mut Synth<Vec<u8>>) {
     use pfi::{CounterRun, ExpertRows};
     let (graph, t) = (s.graphs - 1, s.now - 10_000);
-    for name in ["scheduler", "counters", "experts", "phases", "sensors", "budget"] {
+    for name in ["scheduler", "counters", "experts", "phases", "samplers", "sensors", "budget"] {
         s.enc.feature(&feature(name, Availability::Partly, "made up")).unwrap();
     }
     let names = ["cycles", "instructions", "major-faults"];
@@ -96,7 +116,7 @@ pub fn one_of_each(s: &mut Synth<Vec<u8>>) {
     }
     let rows = ExpertRows { graph, ids: 20, weights: 21, used: 2, tokens: 2, first: 0, why: "" };
     s.enc.experts(&rows, &[1, 2, 3, 4]).unwrap();
-    s.enc.phase_call(&phase_call("sampling", t, 500)).unwrap();
+    sampling(s, t, 500);
     for (id, kind) in [(0, SensorKind::Power), (1, SensorKind::Energy), (2, SensorKind::Frequency)] {
         s.enc
             .sensor(&Sensor {

@@ -11,7 +11,7 @@ use pfi::{Encoder, EncoderConfig, Output, PlanHit, Slice, SliceRun, TensorDesc};
 
 pub const PID: u32 = 4242;
 pub const TID: u32 = 4243;
-/// Delays from a call's start to its graph's, to the CPU graph's, and to the first op; the same in reverse at the
+/// RecorderBackoff from a call's start to its graph's, to the CPU graph's, and to the first op; the same in reverse at the
 /// end.
 pub const LEAD: u64 = 1000;
 /// From the slowest thread's barrier entry to the next op.
@@ -59,6 +59,7 @@ pub struct Spec {
     pub experts: bool,
     pub barrier: bool,
     pub structure: bool,
+    pub source: SourceKind,
     /// False: the ubatch and the batch could not be read.
     pub widths: bool,
     /// CPUs 0 and 1 of capacity 400, 2 and 3 of 1024; otherwise two equal ones.
@@ -77,6 +78,7 @@ impl Default for Spec {
             experts: false,
             barrier: true,
             structure: true,
+            source: SourceKind::Bpf,
             widths: true,
             clusters: false,
             weights: Q4_0,
@@ -213,7 +215,8 @@ impl<W: Output> Synth<W> {
 
     pub fn with(out: W, spec: Spec, origin: &Origin<'_>, config: EncoderConfig) -> Synth<W> {
         let Origin { host, cpu_model, arch, real_ns, engine_version, engine_build, cmdline } = *origin;
-        let mut header = Header { host, cpu_model, arch, real_ns, ..header(spec.structure) };
+        let mut header =
+            Header { host, cpu_model, arch, real_ns, source: spec.source, ..header(spec.structure) };
         if spec.clusters {
             header.topology = "0,0,0,1800000,400;1,1,0,1800000,400;2,2,1,2900000,1024;3,3,1,2900000,1024";
         }

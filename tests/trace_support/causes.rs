@@ -63,6 +63,19 @@ pub fn write<W: Write>(e: &mut Encoder<W>, plan: u32, t: u64) {
     e.experts(&ExpertRows { why: "device memory", first: 0, ..rows }, &[]).unwrap();
     let what = "tokenize";
     e.phase_call(&PhaseCall { what, pid: PID, tid: PID, t: t as i64 - 500, dur: 400, cut: true }).unwrap();
+    let call = SamplerCall {
+        sampler: 1,
+        pid: PID,
+        tid: PID,
+        t: t as i64 - 450,
+        dur: 300,
+        within: 1 << 40,
+        accept: false,
+    };
+    e.sampler_call(&call).unwrap();
+    e.sampler_name(&SamplerName { id: 1, name: "top-k", why: "" }).unwrap();
+    e.sampler_name(&SamplerName { id: 9, name: "", why: "its process had ended" }).unwrap();
+    e.sampler_call(&SamplerCall { sampler: 0, accept: true, within: 0, ..call }).unwrap();
     let sensors = [
         (0, SensorKind::Power, SensorOrigin::Rail),
         (1, SensorKind::Temperature, SensorOrigin::Unknown),

@@ -10,3 +10,8 @@ pub mod machine_peaks;
 pub mod order;
 pub mod plain;
 pub mod redact;
+
+/// Whether a value is zero, false or empty: serde leaves it out then.
+pub fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
+}

@@ -39,6 +39,13 @@ fn arrange<T>(rows: &mut [T], mut order: Vec<usize>) {
     }
 }
 
+/// The median; of an even number of values the mean of the middle two.
+pub fn median(mut values: Vec<f64>) -> Option<f64> {
+    by(&mut values, f64::total_cmp);
+    let n = values.len();
+    Some((values.get(n.checked_sub(1)? / 2)? + values.get(n / 2)?) / 2.0)
+}
+
 /// A signed time as an unsigned number with the same ordering.
 pub fn time(t: i64) -> u64 {
     t.cast_unsigned() ^ (1 << 63)
@@ -60,6 +67,13 @@ pub fn unfraction(n: u64) -> f64 {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    #[test]
+    fn the_median_is_in_the_middle() {
+        let of = |values: &[f64]| median(values.to_vec());
+        assert_eq!([of(&[]), of(&[2.0]), of(&[9.0, 1.0])], [None, Some(2.0), Some(5.0)]);
+        assert_eq!([of(&[7.0, 1.0, 4.0]), of(&[4.0, 1.0, 8.0, 2.0])], [Some(4.0), Some(3.0)]);
+    }
 
     proptest! {
         #[test]

@@ -23,6 +23,11 @@ pub fn clean(text: &str) -> String {
     text.chars().map(|c| if hides(c) { c.escape_default().to_string() } else { c.to_string() }).collect()
 }
 
+/// A string of DOT; each line ends with `end`, `\n` for centered and `\l` for left-aligned lines.
+pub fn dot_string(text: &str, end: &str) -> String {
+    format!("\"{}\"", text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', end))
+}
+
 /// Appends a character's JSON escape to `out`.
 pub fn escape(out: &mut String, c: char) {
     for unit in c.encode_utf16(&mut [0; 2]) {
@@ -83,6 +88,11 @@ mod tests {
             assert!(!hides(c), "{c:?}");
         }
         assert_eq!(clean("a\u{9b}b\u{e0041}"), r"a\u{9b}b\u{e0041}");
+    }
+
+    #[test]
+    fn a_string_of_dot_is_one_string() {
+        assert_eq!(dot_string("a \"b\" \\n\nc", "\\l"), r#""a \"b\" \\n\lc""#);
     }
 
     proptest! {

@@ -3,12 +3,12 @@
 use std::collections::HashMap;
 use std::sync::atomic::Ordering;
 
-use analysis::calls::{Phase, Timeline, timeline};
-use analysis::idents::Idents;
-use analysis::load::{LoadProgress, Loaded, load};
-use analysis::ops::sort_runs;
-use analysis::report::{self, By, PhaseReport, Report, ReportOptions};
-use analysis::runs::{RunRow, Runs};
+use analysis::questions::report::{self, By, PhaseReport, Report, ReportOptions};
+use analysis::recorded::calls::{Phase, Timeline, timeline};
+use analysis::recorded::idents::Idents;
+use analysis::recorded::load::{LoadProgress, Loaded, load};
+use analysis::recorded::runs::{RunRow, Runs};
+use analysis::sums::ops::sort_runs;
 use pfi::Trace;
 use pfi::record::CpuGraph;
 

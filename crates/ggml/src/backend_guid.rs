@@ -11,7 +11,7 @@ pub const GUID_BYTES: usize = 16;
 pub const CPU_START: [u8; 8] = [0xaa, 0x67, 0xc7, 0x43, 0x96, 0xe6, 0xa3, 0x8a];
 
 /// One known GUID per line, as a hexadecimal number in memory order, and the name of its backend.
-const KNOWN: [(u128, &str); 20] = [
+const KNOWN: [(u128, &str); 21] = [
     (0xaa67c743_96e6a38a_e3afea92_36bcfc89, "CPU"),
     // Shared source for NVIDIA, AMD (HIP) and Moore Threads (MUSA).
     (0x2cdde81c_65b36573_6a128861_1cc9dc25, "CUDA/HIP/MUSA"),
@@ -39,6 +39,8 @@ const KNOWN: [(u128, &str); 20] = [
     (u128::from_be_bytes(*b"IBM-ZDNN-ACCELER"), "zDNN"),
     // Only in forks of llama.cpp, never upstream.
     (0x74ad7938_c6c74c99_ad2f719e_802726cc, "DirectML"),
+    // Rockchip NPUs.
+    (0xc9bdb702_49364212_af35a287_d8c92920, "RKNN"),
 ];
 
 /// The backend with this GUID; `None` if it is unknown.
@@ -66,6 +68,7 @@ pub fn function_prefix(backend: &str) -> Option<&'static str> {
         "OpenCL" => "ggml_cl_",
         "SYCL" => "ggml_sycl_",
         "CANN" => "ggml_cann_",
+        "RKNN" => "ggml_rk_",
         _ => return None,
     })
 }

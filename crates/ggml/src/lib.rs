@@ -4,6 +4,8 @@
 
 pub mod backend_guid;
 pub mod cost;
+pub mod expert_cache;
+pub mod expert_pins;
 pub mod gguf;
 pub mod model_shape;
 pub mod names;

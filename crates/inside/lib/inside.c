@@ -207,18 +207,18 @@ long inside_send(const void *event, __u64 size)
 
 typedef int program(struct pt_regs *);
 
-/* By number, in the order of `Prog::ALL` (src/engine/probes.rs). */
+/* By number, in the order of `Prog::ALL` (crates/engine/src/probes.rs). */
 static program *const programs[] = {
-	token_process,	 token_decode,	token_encode,	token_exit,	  sched_enter,	  sched_exit,
-	split_enter,	 split_exit,	node_enter,	node_tensor1,	  node_tensor2,	  node_tensor3,
-	node_tensor4,	 node_exit,	kernels_enter,	dispatch_kernel,  dispatch_graph, batch_write,
-	batch_written,	 batch_read,	batch_answered, ticks_fetch,	  ticks_fetched,  period_ask,
-	period_ask2,	 period_told,	graph_enter,	graph_exit,	  op_enter,	  fused_enter,
-	op_exit,	 barrier_enter, phase_tokenize, phase_detokenize, phase_sampling, phase_load,
-	phase_exit,	 wait_backend,	wait_sched,	wait_context,	  wait_read,	  wait_exit,
-	ubatch_enter,	 memory_clear,	memory_remove,	memory_copy,	  memory_keep,	  memory_shift,
-	memory_divide,	 state_save,	state_load,	state_seq_save,	  state_seq_load, state_file_save,
-	state_file_load, task_post,	task_post_all,	task_result,
+	token_process,	token_decode,	token_encode,	 token_exit,	  sched_enter,	    sched_exit,
+	split_enter,	split_exit,	node_enter,	 node_tensor1,	  node_tensor2,	    node_tensor3,
+	node_tensor4,	node_exit,	kernels_enter,	 dispatch_kernel, dispatch_graph,   batch_write,
+	batch_written,	batch_read,	batch_answered,	 graph_enter,	  graph_exit,	    op_enter,
+	fused_enter,	op_exit,	barrier_enter,	 phase_tokenize,  phase_detokenize, phase_sampling,
+	sampler_apply,	sampler_accept, phase_load,	 phase_exit,	  wait_backend,	    wait_sched,
+	wait_context,	wait_read,	wait_exit,	 ubatch_enter,	  memory_clear,	    memory_remove,
+	memory_copy,	memory_keep,	memory_shift,	 memory_divide,	  state_save,	    state_load,
+	state_seq_save, state_seq_load, state_file_save, state_file_load, task_post,	    task_post_all,
+	task_result,
 };
 #define PROGRAMS (sizeof(programs) / sizeof(*programs))
 /* Not a program: the loader has mapped something. */
@@ -323,10 +323,11 @@ static __u64 maps_at(char *base)
 	MAP(searches);
 	MAP(dispatches);
 	MAP(batch_calls);
-	MAP(ticks_calls);
 	MAP(walks);
 	MAP(no_walk);
 	MAP(phases);
+	MAP(samplers);
+	MAP(no_samplers);
 	MAP(waits);
 	MAP(settings);
 	MAP(accounts);

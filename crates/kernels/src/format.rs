@@ -23,6 +23,16 @@ pub enum ActivationFormat {
     Q8K,
 }
 
+/// What activations of 8 bits share a scale.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum ActivationScale {
+    /// A block, as in llama.cpp.
+    #[default]
+    Block,
+    /// All of a token (a row), as published for MNN's products of 4-bit weights and 8-bit activations.
+    Token,
+}
+
 /// 32 activations as 8-bit integers.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -126,8 +136,22 @@ fn nearest(x: f32) -> i32 {
     (x + MAGIC).to_bits().wrapping_sub(MAGIC.to_bits()) as i32
 }
 
-pub(crate) fn q8_block(x: &[f32; 32]) -> Q8Block {
-    let amax = x.iter().fold(0.0f32, |m, v| m.max(v.abs()));
+/// The first of the values of largest magnitude; a NaN is none.
+pub(crate) fn largest(x: &[f32]) -> f32 {
+    // Sixteen maxima at a time, which compilers turn into vector instructions.
+    let mut most = [0.0f32; 16];
+    for part in x.chunks(16) {
+        for (most, v) in most.iter_mut().zip(part) {
+            *most = if v.abs() > *most { v.abs() } else { *most };
+        }
+    }
+    let most = most.iter().copied().fold(0.0, f32::max);
+    x.iter().copied().find(|v| v.abs() == most).unwrap_or(0.0)
+}
+
+/// `most` is the value of largest magnitude among those that share the scale.
+pub(crate) fn q8_block(x: &[f32; 32], most: f32) -> Q8Block {
+    let amax = most.abs();
     let inverse = if amax != 0.0 { 127.0 / amax } else { 0.0 };
     let d = f16::from_f32(amax / 127.0).to_f32();
     let q = x.map(|v| nearest(v * inverse) as i8);
@@ -136,11 +160,8 @@ pub(crate) fn q8_block(x: &[f32; 32]) -> Q8Block {
     Q8Block { q, d, s, minus_8: -8 * sum, minus_128: -128 * sum }
 }
 
-pub(crate) fn q8k_block(x: &[f32; 256]) -> Q8KBlock {
-    let mut largest = 0.0f32;
-    for v in x {
-        largest = if v.abs() > largest.abs() { *v } else { largest };
-    }
+/// `largest` as `most` of [`q8_block`].
+pub(crate) fn q8k_block(x: &[f32; 256], largest: f32) -> Q8KBlock {
     let scale = if largest != 0.0 { -127.0 / largest } else { 0.0 };
     let d = if largest != 0.0 { 1.0 / scale } else { 0.0 };
     let q = x.map(|v| nearest(v * scale).min(127) as i8);
@@ -169,17 +190,20 @@ mod tests {
         let mut x = [0.0f32; 32];
         // amax 127 -> d = 1: ties go to even.
         x[..6].copy_from_slice(&[127.0, -127.0, 0.5, -1.5, 2.49, -1.51]);
-        let b = q8_block(&x);
+        let b = q8_block(&x, largest(&x));
         assert_eq!(b.q[..7], [127, -127, 0, -2, 2, -2, 0]);
         assert_eq!((b.d, b.s, b.minus_8, b.minus_128), (1.0, -2.0, 16, 256));
-        assert_eq!(q8_block(&[0.0; 32]), Q8Block { q: [0; 32], d: 0.0, s: 0.0, minus_8: 0, minus_128: 0 });
+        assert_eq!(
+            q8_block(&[0.0; 32], 0.0),
+            Q8Block { q: [0; 32], d: 0.0, s: 0.0, minus_8: 0, minus_128: 0 }
+        );
     }
 
     #[test]
     fn q8k_takes_the_sign_of_the_first_largest_value() {
         let mut x = [0.0f32; 256];
         (x[3], x[20]) = (4.0, -4.0);
-        let b = q8k_block(&x);
+        let b = q8k_block(&x, largest(&x));
         assert_eq!((b.q[3], b.q[20]), (-127, 127));
         assert_eq!((b.sums[0], b.sums[1]), (-127, 127));
         assert!((b.d + 4.0 / 127.0).abs() < 1e-8);
@@ -188,7 +212,7 @@ mod tests {
     #[test]
     fn hostile_values_do_not_panic() {
         for v in [f32::NAN, f32::INFINITY, f32::MAX, f32::MIN_POSITIVE] {
-            let _ = (q8_block(&[v; 32]), q8k_block(&[v; 256]));
+            let _ = (q8_block(&[v; 32], v), q8k_block(&[v; 256], v));
         }
     }
 }

@@ -32,9 +32,9 @@ pub mod vector;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
-pub use format::{ActivationFormat, prepared_row_bytes};
+pub use format::{ActivationFormat, ActivationScale, prepared_row_bytes};
 pub use isa::Isa;
 pub use matmul::{Acts, ResultRows, RowIndex, matmul};
-pub use matrix::{Matrix, MatrixError, MatrixPlacement, SharedBytes};
-pub use prepare::prepare_row;
+pub use matrix::{Matrix, MatrixError, MatrixLayout, MatrixPlacement, SharedBytes};
+pub use prepare::{prepare_row, prepare_row_scaled};
 pub use reading::Reading;

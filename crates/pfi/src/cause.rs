@@ -165,6 +165,32 @@ pub struct PhaseCall<'a> {
     pub cut: bool,
 }
 
+/// A sampler that SamplerCall records name. Since 1.11.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SamplerName<'a> {
+    /// Not 0.
+    pub id: u32,
+    /// As the engine calls it, e.g. `top-k`; empty: not known.
+    pub name: &'a str,
+    /// Why it is not known.
+    pub why: &'a str,
+}
+
+/// A call of a sampler within a PhaseCall of `sampling`, which comes later, on the same thread. Since 1.11.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SamplerCall {
+    /// Id of its SamplerName, which may come later; 0 = not read.
+    pub sampler: u32,
+    pub pid: u32,
+    pub tid: u32,
+    pub t: i64,
+    pub dur: u64,
+    /// ns of `dur` in calls of other samplers that it made: a chain calls its own. They have records of their own, earlier.
+    pub within: u64,
+    /// False: applied to the candidates. True: given the chosen token (accept).
+    pub accept: bool,
+}
+
 /// A machine quantity that is sampled repeatedly.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sensor<'a> {

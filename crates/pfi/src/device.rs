@@ -101,9 +101,9 @@ pub enum KernelSource {
     /// The same, of kernels that a CUDA graph has launched: the host's time is that of the graph's launch, and the node is
     /// not known. Since 1.5.
     CuptiGraph,
-    /// Timestamps that the engine itself takes on a Vulkan device, one after each group of nodes that it enqueues: a kernel
+    /// Timestamps that the engine itself took on a Vulkan device, one after each group of nodes that it enqueued: a kernel
     /// is all that a group enqueued, from the end of the group before it. When it was queued and submitted is not known;
-    /// both are the host's time. It has no name. Since 1.6.
+    /// both are the host's time. It has no name. Of 1.6 to 1.10; no longer written.
     VulkanLogger,
 }
 
@@ -126,6 +126,14 @@ pub struct DeviceKernels<'a> {
     /// started.
     #[serde(serialize_with = "as_bytes")]
     pub data: &'a [u8],
+}
+
+impl DeviceKernels<'_> {
+    /// Whether these are times of single kernels. Recordings of earlier versions may have those of groups of nodes, which
+    /// begin when the group before them ends: views leave them out.
+    pub fn are_single(&self) -> bool {
+        self.source != KernelSource::VulkanLogger
+    }
 }
 
 /// Which tracepoints of the kernel a submission comes from.

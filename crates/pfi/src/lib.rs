@@ -22,7 +22,6 @@ mod store;
 mod table;
 mod tail;
 mod tensors;
-pub mod track;
 
 pub use block::{BLOCK_HEADER, FILE_HEADER, MAJOR, MAX_PAYLOAD, MINOR};
 pub use coding::{

@@ -103,10 +103,14 @@ pub enum Record<'a> {
     Memory(MemoryCall),
     /// A request that a server has taken in, or has a result of.
     ServerTask(ServerTask),
+    /// The name of a sampler.
+    SamplerName(SamplerName<'a>),
+    /// One call of a sampler.
+    SamplerCall(SamplerCall),
 }
 
 /// Names of the record kinds, indexed by kind on the wire.
-pub const KIND_NAMES: [&str; 41] = [
+pub const KIND_NAMES: [&str; 43] = [
     "Header",
     "Process",
     "Engine",
@@ -148,6 +152,8 @@ pub const KIND_NAMES: [&str; 41] = [
     "Ubatch",
     "Memory",
     "ServerTask",
+    "SamplerName",
+    "SamplerCall",
 ];
 
 impl Record<'_> {
@@ -195,6 +201,8 @@ impl Record<'_> {
             Record::Ubatch(_) => 38,
             Record::Memory(_) => 39,
             Record::ServerTask(_) => 40,
+            Record::SamplerName(_) => 41,
+            Record::SamplerCall(_) => 42,
         }
     }
 
@@ -220,6 +228,7 @@ impl Record<'_> {
             Record::Ubatch(r) => Some(r.t),
             Record::Memory(r) => Some(r.t),
             Record::ServerTask(r) => Some(r.t),
+            Record::SamplerCall(r) => Some(r.t),
             _ => None,
         }
     }
@@ -241,6 +250,7 @@ impl Record<'_> {
             Record::Ubatch(r) => Some(&mut r.t),
             Record::Memory(r) => Some(&mut r.t),
             Record::ServerTask(r) => Some(&mut r.t),
+            Record::SamplerCall(r) => Some(&mut r.t),
             _ => None,
         }
     }

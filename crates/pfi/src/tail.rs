@@ -34,6 +34,11 @@ impl Tail {
         Tap { kept: self.0.clone(), file }
     }
 
+    /// Nothing more is written: the writing end is gone.
+    pub fn ended(&self) -> bool {
+        Rc::strong_count(&self.0) == 1
+    }
+
     /// Passes on the blocks begun or grown since the last call, as far as they are written. Keeps the last one,
     /// which may still grow, and drops the others.
     pub fn read(&self, take: &mut dyn FnMut(&Block<'_>)) {
@@ -155,6 +160,9 @@ mod tests {
             assert!(kept < 8192, "{kept} bytes are kept");
         }
         tail.read(&mut |_| panic!("nothing is new"));
+        assert!(!tail.ended());
+        drop(enc);
+        assert!(tail.ended());
         assert!(blocks > 40, "{blocks}");
     }
 }

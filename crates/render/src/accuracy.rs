@@ -4,7 +4,7 @@ use std::io::{self, Write};
 
 use super::table::{Style, Table, number, text};
 use super::units;
-use analysis::accuracy::{AccuracyComparison, AccuracyRow};
+use analysis::questions::accuracy::{AccuracyComparison, AccuracyRow};
 
 /// A percentage with enough digits to distinguish 99.99 % from 100 %.
 fn percent(share: f64) -> String {

@@ -5,11 +5,11 @@ use std::io::{self, Write};
 use super::section::title;
 use super::table::{Column, Style, Table, number, text};
 use super::units::*;
-use analysis::attribution::interference::InterferenceRow;
-use analysis::attribution::parts::TimeParts;
-use analysis::attribution::verdict::Verdict;
-use analysis::report::{By, PhaseReport, Report};
-use analysis::tables::{OpRow, ThreadRow};
+use analysis::questions::report::{By, PhaseReport, Report};
+use analysis::sums::attribution::interference::InterferenceRow;
+use analysis::sums::attribution::parts::TimeParts;
+use analysis::sums::attribution::verdict::Verdict;
+use analysis::sums::tables::{OpRow, ThreadRow};
 
 /// A part of the total, and its heading.
 type TimePart = (&'static str, fn(&TimeParts) -> u64);

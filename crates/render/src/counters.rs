@@ -6,9 +6,9 @@ use super::attribution::tables;
 use super::section::{fact, title};
 use super::table::{Column, Style, Table, named, number, text};
 use super::units::*;
-use analysis::attribution::counters::{CounterFacts, CounterRow};
-use analysis::report::{By, PhaseReport, Report};
-use analysis::tables::OpRow;
+use analysis::questions::report::{By, PhaseReport, Report};
+use analysis::sums::attribution::counters::{CounterFacts, CounterRow};
+use analysis::sums::tables::OpRow;
 
 /// Writes the tables of a phase.
 pub fn phase(out: &mut dyn Write, report: &Report, p: &PhaseReport, style: &Style) -> io::Result<()> {
@@ -93,7 +93,7 @@ pub fn notes(out: &mut dyn Write, report: &Report, style: &Style) -> io::Result<
         return Ok(());
     }
     title(out, style, "Incomplete counters")?;
-    notes.iter().try_for_each(|n| fact(out, "counter", n))
+    notes.iter().try_for_each(|n| fact(out, style, "counter", n))
 }
 
 /// What is incomplete about the counters, one line each.

@@ -5,8 +5,8 @@ use std::io::{self, Write};
 use super::table::{Style, Table, number, text};
 use super::text::cores;
 use super::units::*;
-use analysis::op_cpus::{CpuShare, CpuTable};
-use analysis::report::Report;
+use analysis::questions::report::Report;
+use analysis::sums::op_cpus::{CpuShare, CpuTable};
 
 /// CPUs named in one cell.
 const NAMED: usize = 3;

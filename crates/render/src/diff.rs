@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use super::section::{fact, title};
 use super::table::{Style, Table, clean, number, text};
 use super::units::*;
-use analysis::diff::{Diff, DiffSide, DiffVerdict, Doubt, Judgement, Only, OpChange, TimeChange};
+use analysis::questions::diff::{Diff, DiffSide, DiffVerdict, Doubt, Judgement, Only, OpChange, TimeChange};
 
 /// From this many starts per side on, the scatter of an op is roughly known.
 const FEW_STARTS: u64 = 3;
@@ -162,26 +162,27 @@ fn runs(out: &mut dyn Write, d: &Diff, files: &[Vec<String>; 2], style: &Style) 
     for (name, (side, files)) in ["A", "B"].into_iter().zip([&d.a, &d.b].into_iter().zip(files)) {
         for (i, (run, file)) in side.iter().zip(files).enumerate() {
             let label = if side.len() > 1 { format!("{name}{}", i + 1) } else { name.to_string() };
-            fact(out, &label, &format!("{file}: {}", calls(run, d)))?;
+            fact(out, style, &label, &format!("{file}: {}", calls(run, d)))?;
         }
     }
     let most = d.a.iter().chain(&d.b).map(|run| run.calls).max();
     if most.is_some_and(|most| d.pairs * d.calls_in_a_pair < most) {
         let of = count(d.pairs * d.calls_in_a_pair, "call");
-        fact(out, "compared", &format!("the first {of} of each run"))?;
+        fact(out, style, "compared", &format!("the first {of} of each run"))?;
     }
     if d.fastest_of > 1 {
         let of = d.fastest_of;
         fact(
             out,
+            style,
             "",
             &format!("the fastest of each {of} consecutive calls: other work disturbed the machine"),
         )?;
     }
     for [what, a, b] in &d.differences {
         let said = |text: &str| if text.is_empty() { "not recorded".to_string() } else { text.to_string() };
-        fact(out, what, &format!("A: {}", said(a)))?;
-        fact(out, "", &format!("B: {}", said(b)))?;
+        fact(out, style, what, &format!("A: {}", said(a)))?;
+        fact(out, style, "", &format!("B: {}", said(b)))?;
     }
     Ok(())
 }
@@ -202,7 +203,7 @@ fn calls(side: &DiffSide, d: &Diff) -> String {
 
 fn summary(out: &mut dyn Write, d: &Diff, style: &Style) -> io::Result<()> {
     title(out, style, "Change from A to B")?;
-    facts(d).iter().try_for_each(|(name, value)| fact(out, name, value))
+    facts(d).iter().try_for_each(|(name, value)| fact(out, style, name, value))
 }
 
 /// The change of a call, of ops, of the structure, and what limits their detection.

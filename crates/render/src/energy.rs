@@ -5,24 +5,24 @@ use std::io::{self, Write};
 use super::section::{fact, title};
 use super::table::{Style, Table, number, text};
 use super::units::*;
-use analysis::attribution::energy::{EnergyReport, GaugeRow, PhaseEnergy, PrimaryEnergy, SourceRow};
+use analysis::sums::attribution::energy::{EnergyReport, GaugeRow, PhaseEnergy, PrimaryEnergy, SourceRow};
 
 /// Writes the section.
 pub fn write(out: &mut dyn Write, r: &EnergyReport, style: &Style) -> io::Result<()> {
     title(out, style, "Energy")?;
     if r.sources.is_empty() {
-        fact(out, "joules", "no source: the machine reports neither power nor energy")?;
+        fact(out, style, "joules", "no source: the machine reports neither power nor energy")?;
     } else {
         write!(out, "{}", sources(&r.sources).render(style))?;
     }
     for line in r.primary.iter().flat_map(primary) {
-        fact(out, "a token", &line)?;
+        fact(out, style, "a token", &line)?;
     }
     if let Some(remarks) = &r.remarks {
-        fact(out, "sensors", remarks)?;
+        fact(out, style, "sensors", remarks)?;
     }
     for doubt in r.sources.iter().flat_map(doubts) {
-        fact(out, "warning", &doubt)?;
+        fact(out, style, "warning", &doubt)?;
     }
     if r.gauges.iter().any(|g| !g.phases.is_empty()) {
         title(out, style, "Frequencies and temperatures, in calls")?;

@@ -5,8 +5,8 @@ use std::io::{self, Write};
 use super::section::{fact, title};
 use super::table::{Column, Style, Table, named, number, text};
 use super::units::*;
-use analysis::attribution::experts::{ExpertLayer, ExpertReport, ExpertUsage};
-use analysis::attribution::pass::Misses;
+use analysis::sums::attribution::experts::{ExpertLayer, ExpertReport, ExpertUsage};
+use analysis::sums::attribution::pass::Misses;
 use common::order;
 
 /// Layers shown if experts are one section among many, and experts listed for each layer.
@@ -27,22 +27,22 @@ pub fn write(out: &mut dyn Write, r: &ExpertReport, most: usize, style: &Style) 
                 style.dim(&format!("  and {} (--by expert --top N)", count(more as u64, "more layer")))
             )?;
         }
-        reuse(out, &r.all)?;
-        caches(out, &r.all)?;
+        reuse(out, &r.all, style)?;
+        caches(out, &r.all, style)?;
     }
     if let Some(m) = &r.miss {
-        fact(out, "page faults", &faults(m))?;
+        fact(out, style, "page faults", &faults(m))?;
     }
     let prefill: u64 = r.layers.iter().map(|l| l.prefill.iter().sum::<u64>()).sum();
     if prefill > 0 {
         prefill_table(out, &r.layers, shown, style)?;
     }
     if r.out_of_range > 0 {
-        fact(out, "excluded", &format!("{} out of range", count(r.out_of_range, "expert id")))?;
+        fact(out, style, "excluded", &format!("{} out of range", count(r.out_of_range, "expert id")))?;
     }
     for u in &r.unread {
         let layer = u.layer.map_or("layer unknown".into(), |l| format!("layer {l}"));
-        fact(out, "not read", &format!("{layer}, {}: {}", count(u.tensors, "id tensor"), u.why))?;
+        fact(out, style, "not read", &format!("{layer}, {}: {}", count(u.tensors, "id tensor"), u.why))?;
     }
     Ok(())
 }
@@ -100,7 +100,7 @@ pub(super) fn layers(r: &ExpertReport, shown: usize) -> Table {
     t
 }
 
-fn reuse(out: &mut dyn Write, all: &ExpertUsage) -> io::Result<()> {
+fn reuse(out: &mut dyn Write, all: &ExpertUsage, style: &Style) -> io::Result<()> {
     if all.choices == 0 {
         return Ok(());
     }
@@ -118,12 +118,13 @@ fn reuse(out: &mut dyn Write, all: &ExpertUsage) -> io::Result<()> {
     let first = format!("first use: {} %", share(all.first_uses));
     fact(
         out,
+        style,
         "reuse",
         &format!("tokens since last use in the same layer, all layers: {}, {first}", parts.join(", ")),
     )
 }
 
-fn caches(out: &mut dyn Write, all: &ExpertUsage) -> io::Result<()> {
+fn caches(out: &mut dyn Write, all: &ExpertUsage, style: &Style) -> io::Result<()> {
     let rates: Vec<String> = all
         .caches
         .iter()
@@ -133,7 +134,7 @@ fn caches(out: &mut dyn Write, all: &ExpertUsage) -> io::Result<()> {
         return Ok(());
     }
     let what = "hit rate of one LRU cache per layer, initially empty";
-    fact(out, "cache", &format!("{what}: {}", rates.join(", ")))
+    fact(out, style, "cache", &format!("{what}: {}", rates.join(", ")))
 }
 
 /// Cost of a call with page faults compared with one without.

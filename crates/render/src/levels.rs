@@ -4,10 +4,11 @@
 use std::io::{self, Write};
 
 use super::section::title;
-use super::table::{Style, Table, number, text};
+use super::table::{Style, Table, clean, number, text};
 use super::units::*;
-use analysis::attribution::levels::LevelReport;
-use analysis::attribution::phases::StageRow;
+use analysis::sums::attribution::levels::LevelReport;
+use analysis::sums::attribution::phases::StageRow;
+use analysis::sums::attribution::sampling::Sampling;
 
 /// Writes the phases of the engine.
 pub fn stages(out: &mut dyn Write, rows: &[StageRow], style: &Style) -> io::Result<()> {
@@ -47,6 +48,49 @@ pub(super) fn stage_table(rows: &[StageRow]) -> Table {
         ]);
     }
     t
+}
+
+/// Writes what sampling is made of.
+pub fn sampling(out: &mut dyn Write, s: &Sampling, style: &Style) -> io::Result<()> {
+    title(out, style, "Sampling by sampler")?;
+    if let Some(table) = sampling_table(s) {
+        write!(out, "{}", table.render(style))?;
+    }
+    said_unknown(s).map_or(Ok(()), |text| writeln!(out, "  {}", clean(&text)))
+}
+
+/// What is not known of the samplers, as a sentence.
+pub(super) fn said_unknown(s: &Sampling) -> Option<String> {
+    s.unknown.as_ref().map(|why| format!("not known: {why}"))
+}
+
+/// What sampling is made of. None: not recorded.
+pub(super) fn sampling_table(s: &Sampling) -> Option<Table> {
+    let columns = vec![
+        text("sampler"),
+        text("does"),
+        number("calls", 0),
+        number("ms", 0),
+        number("mean us", 1),
+        number("max us", 2),
+        number("%", 0),
+    ];
+    let mut t = Table::new(columns);
+    for r in s.samplers.as_ref()? {
+        let name = match (&r.name, r.with_members) {
+            (None, _) => "(name not known)".to_owned(),
+            (Some(name), false) => name.clone(),
+            (Some(name), true) => format!("{name} with its samplers"),
+        };
+        let (calls, max) = (r.calls.to_string(), us(r.max_ns as f64));
+        t.row(vec![name, r.does.into(), calls, ms(r.total_ns), us(r.mean_ns), max, pct(r.share)]);
+    }
+    if let Some(rest) = s.rest_ns {
+        let (mean, share) = (rest as f64 / s.calls.max(1) as f64, rest as f64 / s.total_ns.max(1) as f64);
+        let name = "(outside samplers)".to_owned();
+        t.row(vec![name, "-".into(), s.calls.to_string(), ms(rest), us(mean), "-".into(), pct(share)]);
+    }
+    Some(t)
 }
 
 /// Changes shown; JSON has all of them.

@@ -4,12 +4,13 @@ use std::collections::HashMap;
 use std::fmt::{Display, Write as _};
 use std::io::{self, Write};
 
-use analysis::calls::{CallSource, Timeline};
-use analysis::idents::Idents;
-use analysis::lanes::{Select, process_of};
-use analysis::load::Loaded;
-use analysis::ops::Edges;
-use analysis::runs::Runs;
+use analysis::recorded::calls::{CallSource, Timeline};
+use analysis::recorded::idents::Idents;
+use analysis::recorded::load::Loaded;
+use analysis::recorded::runs::Runs;
+use analysis::streams::lanes::{Select, process_of};
+use analysis::sums::op_cpus::CpuChanges;
+use analysis::sums::ops::Edges;
 use pfi::record::{Entry, Slices};
 use pfi::slice_iter;
 
@@ -18,14 +19,15 @@ use crate::timeline::ArgValue;
 use crate::timeline::labels::Labels;
 
 /// The columns. A cell is empty if its value is not known. Times are those of timelines: CLOCK_BOOTTIME, ns.
-pub const COLUMNS: [&str; 17] = [
+pub const COLUMNS: [&str; 18] = [
     "pid",     // The number of the context, if the process has several.
     "context", // The engine's function.
     "call", "phase", // The number of the call, as in `report --by token` and for --tokens.
     "token", // The number of the CPU graph.
     "graph", "layer", "op", "name",
     // The index in GGML's pool, 0 is the thread that computes the graph; then the kernel's number.
-    "thread", "tid", "start_ns", "end_ns",  // At the barrier after the op.
+    "thread", "tid", // On which it started.
+    "cpu", "start_ns", "end_ns",  // At the barrier after the op.
     "wait_ns", // By the cost model.
     "bytes", "flops", // Type and dimensions of the result and of the sources.
     "types",
@@ -46,7 +48,7 @@ pub struct OpsTable<'l, 'a> {
 
 impl OpsTable<'_, '_> {
     /// Writes the heading and all rows: by graph, thread and position. Returns the number of rows. Needs the runs in
-    /// the order of [`analysis::ops::sort_runs`].
+    /// the order of [`analysis::sums::ops::sort_runs`].
     ///
     /// # Errors
     /// Write errors.
@@ -60,6 +62,7 @@ impl OpsTable<'_, '_> {
         let mut buf = COLUMNS.join(",");
         buf.push_str("\r\n");
         let mut rows = 0;
+        let cpus = CpuChanges::new(&l.causes.cpus);
         for (i, run) in l.runs.iter().enumerate() {
             let at = graphs.get(&run.graph).copied();
             let graph = at.and_then(|at| l.cpu_graphs.get(at));
@@ -71,6 +74,7 @@ impl OpsTable<'_, '_> {
             let next = l.runs.get(i + 1).filter(|n| (n.graph, n.plan) == (run.graph, run.plan));
             let edges = Edges::new(run, next, graph);
             let positions = self.idents.of_plan(run.plan);
+            let mut cpu = cpus.cursor(run.tid, run.t);
             for (position, slice) in (run.first as usize..).zip(slice_iter(run)) {
                 if !(self.select.from..self.select.to).contains(&slice.start) {
                     continue;
@@ -78,7 +82,9 @@ impl OpsTable<'_, '_> {
                 let [op, tail] = positions.get(position).and_then(|op| ops.get(*op)).unwrap_or(&unknown);
                 let (time, wait) = edges.times(&slice);
                 let start = slice.start.saturating_add(offset);
-                let _ = write!(buf, "{head},{op},{},{},{start},", run.ith, run.tid);
+                let _ = write!(buf, "{head},{op},{},{},", run.ith, run.tid);
+                push(&mut buf, cpu.at(slice.start));
+                let _ = write!(buf, ",{start},");
                 push(&mut buf, time.map(|time| start.saturating_add_unsigned(time)));
                 buf.push(',');
                 push(&mut buf, wait);

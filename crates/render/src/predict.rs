@@ -4,7 +4,7 @@ use std::io::{self, Write};
 
 use super::table::{Style, Table, clean, number, text};
 use super::units::time;
-use analysis::predict::{Prediction, Range};
+use analysis::questions::recording_overhead::{Prediction, Range};
 
 /// Writes the table, and its assumptions.
 pub fn write(out: &mut dyn Write, p: &Prediction, style: &Style) -> io::Result<()> {

@@ -5,8 +5,8 @@ use std::io::{self, Write};
 use super::table::{Style, Table, number, text};
 use super::units::{bytes, decimal, pct, time};
 use super::verdict::wrap;
-use analysis::advice::Confidence;
-use analysis::predict_model::{ModelPrediction, PredictedRange, SpeedPrediction};
+use analysis::questions::advice::Confidence;
+use analysis::questions::predict_model::{ModelPrediction, PredictedRange, SpeedPrediction};
 
 /// Columns of a line, and of its heading.
 const WIDTH: usize = 100;

@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use super::section::{SectionItem, fact, lines, said};
 use super::table::{Style, Table, clean, number, text};
 use super::units::*;
-use analysis::quality::{Figure, RecordingQuality};
+use analysis::questions::quality::{CpuProbes, Figure, RecordingQuality};
 
 /// Damage entries and notices shown; JSON has all of them.
 const SHOWN: usize = 8;
@@ -31,7 +31,7 @@ pub fn warning(out: &mut dyn Write, quality: &RecordingQuality, style: &Style) -
     if !quality.complete {
         verdict_line(out, quality, style)?;
     }
-    left_out(out, quality)
+    left_out(out, quality, style)
 }
 
 fn verdict_line(out: &mut dyn Write, quality: &RecordingQuality, style: &Style) -> io::Result<()> {
@@ -82,15 +82,20 @@ pub(super) fn all(quality: &RecordingQuality) -> Vec<SectionItem> {
     let slow = show(&quality.predicted_slowdown, |v| format!("{} % of the calls' time", pct(v)));
     let slow = format!("predicted at least {slow} ({hits}; hit cost measured with warm caches)");
     out.push(said("overhead", slow));
+    let on_cpu = |p: &CpuProbes| format!("CPU {} {}", p.cpu, show(&p.share, |v| format!("{} %", pct(v))));
+    let load: Vec<String> = quality.probe_load.iter().map(on_cpu).collect();
+    if !load.is_empty() {
+        out.push(said("probe load", format!("{} of the calls' time, by probes of ops", load.join(", "))));
+    }
     out
 }
 
 /// Requested features that were not recorded, or only in part: one line each, for the head of a report.
-pub fn left_out(out: &mut dyn Write, quality: &RecordingQuality) -> io::Result<()> {
+pub fn left_out(out: &mut dyn Write, quality: &RecordingQuality, style: &Style) -> io::Result<()> {
     for f in &quality.features {
         match f.state {
-            "none" => fact(out, "not recorded", &format!("{}: {}", f.name, f.why))?,
-            "partly" => fact(out, "partial", &format!("{}: {}", f.name, f.why))?,
+            "none" => fact(out, style, "not recorded", &format!("{}: {}", f.name, f.why))?,
+            "partly" => fact(out, style, "partial", &format!("{}: {}", f.name, f.why))?,
             _ => {}
         }
     }

@@ -3,8 +3,8 @@
 use super::section::{SectionItem, said};
 use super::table::{Table, number, text};
 use super::units::{bytes, or_dash};
-use analysis::model::ModelFacts;
-use analysis::runs::RunRow;
+use analysis::recorded::model::ModelFacts;
+use analysis::recorded::runs::RunRow;
 
 /// Rows of the table; JSON has all of them.
 const SHOWN: usize = 32;

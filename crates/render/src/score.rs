@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use super::chart::{self, Chart, Look, Mark, Panel, Scale, ScaleKind, Series};
 use super::table::{Style, Table, clean, number, text};
 use super::units::{bytes, or_dash};
-use analysis::score::{QualityKind, ScoreRow, Scores};
+use analysis::questions::score::{QualityKind, ScoreRow, Scores};
 
 /// Writes the table, then what to know about single runs.
 pub fn write(out: &mut dyn Write, s: &Scores, style: &Style) -> io::Result<()> {

@@ -5,12 +5,12 @@ use std::io::{self, Write};
 use super::table::{Style, Table, clean};
 
 pub fn title(out: &mut dyn Write, style: &Style, text: &str) -> io::Result<()> {
-    writeln!(out, "\n{}", style.bold(&clean(text)))
+    writeln!(out, "\n{}", style.bold(&style.fold(&clean(text), 0)))
 }
 
 /// One `name: value` line; omitted if the value is empty.
-pub fn fact(out: &mut dyn Write, name: &str, value: &str) -> io::Result<()> {
-    if value.is_empty() { Ok(()) } else { writeln!(out, "  {name:<12} {}", clean(value)) }
+pub fn fact(out: &mut dyn Write, style: &Style, name: &str, value: &str) -> io::Result<()> {
+    if value.is_empty() { Ok(()) } else { writeln!(out, "  {name:<12} {}", style.fold(&clean(value), 15)) }
 }
 
 /// One result: a title, an optional table, and notes below it.
@@ -31,7 +31,9 @@ impl Section {
         if let Some(table) = &self.table {
             write!(out, "{}", table.render(style))?;
         }
-        self.notes.iter().try_for_each(|note| writeln!(out, "{}", style.dim(&format!("  {}", clean(note)))))
+        self.notes.iter().try_for_each(|note| {
+            writeln!(out, "{}", style.dim(&format!("  {}", style.fold(&clean(note), 2))))
+        })
     }
 }
 
@@ -49,7 +51,7 @@ pub(crate) fn said(name: &'static str, value: impl Into<String>) -> SectionItem 
 /// Writes the items of a section.
 pub(crate) fn lines(out: &mut dyn Write, all: &[SectionItem], style: &Style) -> io::Result<()> {
     all.iter().try_for_each(|line| match line {
-        SectionItem::Fact(name, value) => fact(out, name, value),
+        SectionItem::Fact(name, value) => fact(out, style, name, value),
         SectionItem::Table(table) => write!(out, "{}", table.render(style)),
     })
 }

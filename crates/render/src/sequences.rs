@@ -5,8 +5,8 @@ use std::io::{self, Write};
 use super::section::{Section, title};
 use super::table::{Style, Table, number, text};
 use super::units::*;
-use analysis::report::{By, Report};
-use analysis::sequences::{BatchRow, RequestRow, SequenceReport, SequenceRow, Speculation};
+use analysis::questions::report::{By, Report};
+use analysis::recorded::sequences::{BatchRow, RequestRow, SequenceReport, SequenceRow, Speculation};
 
 /// Most rows of the tables of a report with all tables.
 const ROWS: usize = 12;
@@ -102,7 +102,7 @@ fn name(context: u32, seq: i64) -> String {
 }
 
 fn request(r: &RequestRow) -> Vec<String> {
-    let at = |pick: fn(&analysis::calls::Latency) -> u64| or_dash(r.tpot.as_ref(), |l| ms(pick(l)));
+    let at = |pick: fn(&analysis::recorded::calls::Latency) -> u64| or_dash(r.tpot.as_ref(), |l| ms(pick(l)));
     vec![
         name(r.context, r.seq),
         if r.late { "-".into() } else { r.prompt_tokens.to_string() },

@@ -17,26 +17,31 @@ pub fn write(out: &mut dyn Write, state: &Value, style: &Style) -> io::Result<()
     let (version, since) = (word(state, "version"), word(state, "since"));
     let now = clean(&format!("{}, process {}, since {since}", version, whole(state, "pid")));
     writeln!(out, "{}: {} ({now})", style.bold("Service"), clean(&word(state, "state")))?;
-    fact(out, "discovery", &with(&word(at(state, "finder"), "backend"), &word(at(state, "finder"), "why")))?;
+    fact(
+        out,
+        style,
+        "discovery",
+        &with(&word(at(state, "finder"), "backend"), &word(at(state, "finder"), "why")),
+    )?;
     let held_back = held_back(at(state, "finder"));
     if !held_back.is_empty() {
-        fact(out, "held back", &held_back)?;
+        fact(out, style, "held back", &held_back)?;
     }
     let conf = at(state, "configuration");
     let file =
         Some(word(conf, "file")).filter(|f| !f.is_empty()).unwrap_or_else(|| "built-in defaults".into());
-    fact(out, "settings", &format!("{file}, read {}", word(conf, "read")))?;
+    fact(out, style, "settings", &format!("{file}, read {}", word(conf, "read")))?;
     for error in list(conf, "errors") {
-        fact(out, "", error.as_str().unwrap_or_default())?;
+        fact(out, style, "", error.as_str().unwrap_or_default())?;
     }
-    fact(out, "rules", &rules(state))?;
-    fact(out, "runs", &counts(at(state, "counts")))?;
+    fact(out, style, "rules", &rules(state))?;
+    fact(out, style, "runs", &counts(at(state, "counts")))?;
     let hooks = hooks(at(state, "on_trigger"));
     if !hooks.is_empty() {
-        fact(out, "on-trigger", &hooks)?;
+        fact(out, style, "on-trigger", &hooks)?;
     }
-    fact(out, "recordings", &store(state))?;
-    fact(out, "own cost", &own(at(state, "own")))?;
+    fact(out, style, "recordings", &store(state))?;
+    fact(out, style, "own cost", &own(at(state, "own")))?;
     runs(out, state, style)?;
     requests(out, state, style)?;
     affinity(out, state, style)?;

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::units::{bytes, time};
-use analysis::target_state::{FrequencyPolicy, TargetState, throttled};
+use analysis::recorded::target_state::{FrequencyPolicy, TargetState, throttled};
 
 /// Most processes shown.
 const PROCESSES: usize = 4;
@@ -87,7 +87,7 @@ fn frequencies(all: &[FrequencyPolicy]) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use analysis::target_state::{CpuQuota, ThreadCpus};
+    use analysis::recorded::target_state::{CpuQuota, ThreadCpus};
 
     fn free(pid: u32) -> TargetState {
         let policy = |cpus: &str| FrequencyPolicy {

@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use super::section::title;
 use super::table::{Style, Table, number, text};
 use super::units::*;
-use analysis::submissions::{BusyBasis, DeviceSubmissions, RingTimes};
+use analysis::sums::submissions::{BusyBasis, DeviceSubmissions, RingTimes};
 
 /// Most rows.
 const ROWS: usize = 12;

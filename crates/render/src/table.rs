@@ -27,6 +27,30 @@ impl Style {
         self.paint("31", text)
     }
 
+    /// Breaks a text at spaces so that it fits the terminal, later lines indented like the first; longer words, such as paths, stay
+    /// whole. A pipe or a file gets one line.
+    pub fn fold(&self, text: &str, indent: usize) -> String {
+        let Some(room) = self.width.map(|w| w.saturating_sub(indent)).filter(|room| *room >= LAST_MIN) else {
+            return text.to_owned();
+        };
+        let mut out = String::new();
+        let mut used = 0;
+        for (i, word) in text.split(' ').enumerate() {
+            let len = word.chars().count();
+            if i > 0 && used + 1 + len > room {
+                out.push('\n');
+                out.extend(std::iter::repeat_n(' ', indent));
+                used = 0;
+            } else if i > 0 {
+                out.push(' ');
+                used += 1;
+            }
+            out.push_str(word);
+            used += len;
+        }
+        out
+    }
+
     fn paint(&self, code: &str, text: &str) -> String {
         if self.color { format!("\x1b[{code}m{text}\x1b[0m") } else { text.to_string() }
     }
@@ -199,6 +223,19 @@ mod tests {
         t.row(vec!["1.5".into(), "9".into(), "10".into(), "MUL_MAT_OF_A_RATHER_LONG_NAME".into()]);
         t.row(vec!["12.5".into(), "8".into(), "1".into(), "a\x1b[31m\u{202e}".into()]);
         t
+    }
+
+    #[test]
+    fn long_text_wraps_under_itself() {
+        let style = Style { width: Some(40), color: false };
+        let text = style.fold("one two three four five six seven", 16);
+        assert_eq!(text, "one two three four five\n                six seven");
+        assert_eq!(style.fold("  a", 16), "  a");
+        assert_eq!(
+            style.fold("a /path/that/is/longer/than/a/line", 16),
+            "a\n                /path/that/is/longer/than/a/line"
+        );
+        assert_eq!(Style::default().fold("a b", 16), "a b");
     }
 
     #[test]

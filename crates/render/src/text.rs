@@ -16,10 +16,10 @@ use super::sequences;
 use super::submissions;
 use super::table::{Style, Table, number, text};
 use super::units::*;
-use analysis::calls::{CallSource, Latency, Phase, RunWork};
-use analysis::clusters::Cluster;
-use analysis::report::{By, OpTime, PhaseReport, Report};
-use analysis::tables::{OpRow, SplitRow, ThreadRow, TokenRow};
+use analysis::questions::report::{By, OpTime, PhaseReport, Report};
+use analysis::recorded::calls::{CallSource, Latency, Phase, RunWork};
+use analysis::recorded::clusters::Cluster;
+use analysis::sums::tables::{OpRow, SplitRow, ThreadRow, TokenRow};
 
 /// [`all`] with every figure of the recording quality.
 pub fn write(out: &mut dyn Write, report: &Report, style: &Style) -> io::Result<()> {
@@ -38,7 +38,7 @@ pub fn all(out: &mut dyn Write, report: &Report, verbose: bool, style: &Style) -
     }
     writeln!(out, "{}", style.bold("Run"))?;
     lines(out, &run(report), style)?;
-    quality::left_out(out, &report.quality)?;
+    quality::left_out(out, &report.quality, style)?;
     let several = report.runs.len() > 1;
     if several {
         title(out, style, "Processes and contexts")?;
@@ -68,6 +68,9 @@ fn sections(out: &mut dyn Write, report: &Report, style: &Style) -> io::Result<(
     }
     if let Some(rows) = &report.stages {
         levels::stages(out, rows, style)?;
+    }
+    if let Some(found) = report.sampling.as_ref().filter(|_| report.stages.is_some()) {
+        levels::sampling(out, found, style)?;
     }
     if let Some(found) = report.submissions.as_ref().filter(|_| report.tables.len() > 1) {
         submissions::write(out, found, style)?;
@@ -372,7 +375,7 @@ fn tables(out: &mut dyn Write, report: &Report, p: &PhaseReport, style: &Style) 
     let name = p.phase.name();
     if let Some(changed) = level_changed(p) {
         title(out, style, &format!("Level, {name}"))?;
-        fact(out, "changed", &format!("{changed} (--by level)"))?;
+        fact(out, style, "changed", &format!("{changed} (--by level)"))?;
     }
     let label = op_time(p);
     if p.op_time.is_none() && [By::Op, By::Name, By::Layer].into_iter().any(wanted) {

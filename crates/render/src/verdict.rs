@@ -5,13 +5,13 @@ use std::io::{self, Write};
 use super::table::{Style, clean};
 use super::units::{count, pct, time};
 use super::{quality, runs};
-use analysis::advice::{Advice, Gain};
-use analysis::calls::{Latency, Phase};
-use analysis::graph_kinds::GraphKind;
-use analysis::report::Report;
-use analysis::sequences::SequenceReport;
-use analysis::verdict::bar::TimeBar;
-use analysis::verdict::{PhaseVerdict, RunVerdict};
+use analysis::questions::advice::{Advice, Gain};
+use analysis::questions::report::Report;
+use analysis::questions::verdict::bar::TimeBar;
+use analysis::questions::verdict::{PhaseVerdict, RunVerdict};
+use analysis::recorded::calls::{Latency, Phase};
+use analysis::recorded::graph_kinds::GraphKind;
+use analysis::recorded::sequences::SequenceReport;
 
 /// Most and fewest columns of a line, and those of its heading.
 const WIDTH: usize = 100;
@@ -240,7 +240,7 @@ fn short(out: &mut dyn Write, v: &RunVerdict, style: &Style) -> io::Result<()> {
             writeln!(out, "  {text}")?;
         }
         if let Some(action) = a.actions.first() {
-            writeln!(out, "     {}", cut(action, width(style) - 5))?;
+            wrap(action, width(style) - 5).iter().try_for_each(|text| writeln!(out, "     {text}"))?;
         }
     }
     Ok(())
@@ -249,9 +249,9 @@ fn short(out: &mut dyn Write, v: &RunVerdict, style: &Style) -> io::Result<()> {
 /// The predicted gain in words.
 pub fn gain(a: &Advice) -> String {
     let sure = match a.confidence {
-        analysis::advice::Confidence::High => "",
-        analysis::advice::Confidence::Medium => ", likely",
-        analysis::advice::Confidence::Low => ", a guess",
+        analysis::questions::advice::Confidence::High => "",
+        analysis::questions::advice::Confidence::Medium => ", likely",
+        analysis::questions::advice::Confidence::Low => ", a guess",
     };
     match &a.gain {
         Some(g) => format!("{}{sure}", factor(g)),
@@ -350,8 +350,8 @@ pub(crate) fn reasons(a: &Advice) -> Vec<(&'static str, String)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use analysis::calls::weighted;
-    use analysis::sequences::Batching;
+    use analysis::recorded::calls::weighted;
+    use analysis::recorded::sequences::Batching;
 
     #[test]
     fn requests_come_with_their_queue_and_times() {

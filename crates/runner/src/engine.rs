@@ -12,6 +12,7 @@ use super::optimise::dump::Stage;
 use super::optimise::{Report, Steps};
 use super::pool::sched::ComputeError;
 use super::pool::{BackendSched, Context, Functions, PoolError, Threads};
+use super::slots::{ExpertReadError, ExpertStore};
 use super::truth::Truth;
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -50,6 +51,8 @@ pub enum EngineError {
     Slow(String),
     #[error("the logits are not finite: the weights are damaged")]
     NotFinite,
+    #[error(transparent)]
+    Experts(#[from] ExpertReadError),
 }
 
 /// Settings of an engine.
@@ -302,8 +305,13 @@ impl RunnerEngine {
             let shape = GraphSize { tokens: part.len(), positions, outputs };
             let built = self.graph.get(&self.model, &self.cache, shape);
             self.fill(&built, part);
+            let slots = self.model.weights.slots.as_deref();
+            if let Some(slots) = slots {
+                slots.begin_graph(part.len(), tokens.len());
+            }
             // SAFETY: the graph is the space's, alive and built for these inputs; nothing else uses it now.
             unsafe { self.sched.compute(&mut *built.graph)? };
+            slots.map_or(Ok(()), ExpertStore::check)?;
             self.past = end;
             self.logits = built.logits;
         }

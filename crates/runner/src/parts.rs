@@ -1,5 +1,7 @@
 //! Parts of the kernels that can be left out one by one, to show what each gains.
 
+use super::kernels::ActivationScale;
+
 /// Which parts are used; all by default.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KernelParts {
@@ -15,11 +17,21 @@ pub struct KernelParts {
     pub attention: bool,
     /// Attention multiplies f16 values as they are where the processor can.
     pub halves: bool,
+    /// What activations of 8 bits share a scale.
+    pub activation: ActivationScale,
 }
 
 impl Default for KernelParts {
     fn default() -> Self {
-        Self { layout: true, hugepages: true, uint4: true, prefetch: true, attention: true, halves: true }
+        Self {
+            layout: true,
+            hugepages: true,
+            uint4: true,
+            prefetch: true,
+            attention: true,
+            halves: true,
+            activation: ActivationScale::Block,
+        }
     }
 }
 

@@ -132,7 +132,7 @@ pub fn of_model(weights: &Weights, threads: usize) -> Result<Vec<TypeReading>, M
         let Some(m) = most.first() else { continue };
         let case = BenchCase { ty, rows: m.rows(), cols: m.cols(), tokens: 1, isa: m.isa(), threads };
         if let Some(choice) = choose(&case, &most, LIMIT, false)? {
-            all.iter().for_each(|m| m.set_reading(choice.chosen));
+            weights.set_reading(Some(ty), choice.chosen);
             choices.push(TypeReading { ty: ty.name(), choice });
         }
     }

@@ -121,7 +121,7 @@ mod tests {
     use super::super::model::Model;
     use super::super::model::weights::Placement;
     use super::super::optimise::Steps;
-    use super::super::synth::{self, DEFAULT_SEED, ModelSpec, presets, tensors};
+    use super::super::synth::{self, DEFAULT_SEED, GraphForm, ModelSpec, presets, tensors};
     use super::*;
     use ggml::quant::TensorType;
     use std::sync::Arc;
@@ -148,7 +148,7 @@ mod tests {
 
     fn order() -> ModelSpec {
         let preset = presets::find("tiny").expect("a preset");
-        ModelSpec { preset, ty: TensorType::Q8_0, seed: DEFAULT_SEED, threads: 1 }
+        ModelSpec { preset, ty: TensorType::Q8_0, graph: GraphForm::Llama, seed: DEFAULT_SEED, threads: 1 }
     }
 
     /// Bytes of all matrices except the embedding, of which one row is read.

@@ -5,11 +5,12 @@
 
 mod boards;
 mod phones;
+mod published;
 mod random;
 
 use boards::{Best, Board, Meter, Sharing};
 use random::Random;
-use tune::{Goal, Machine, Options, published, search};
+use tune::{Goal, Machine, Options, search};
 
 /// Of AECS.
 const SLACK: f64 = 0.08;

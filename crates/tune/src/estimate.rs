@@ -3,6 +3,7 @@
 use crate::law::{Kind, Law, Point, Terrain};
 use crate::machine::Machine;
 use crate::outcome::{Basis, Tried};
+use common::order::median;
 
 /// Scatter of speed that is assumed where no sample tells its own, and the least believed.
 const SPEED_SCATTER: f64 = 0.02;
@@ -69,14 +70,6 @@ pub fn joules(tried: &Tried) -> Vec<f64> {
     logs(tried, |s| s.joules_per_token)
 }
 
-/// The median; of an even number the mean of the middle two.
-pub fn median(values: &[f64]) -> Option<f64> {
-    let mut v = values.to_vec();
-    common::order::by(&mut v, f64::total_cmp);
-    let n = v.len();
-    (n > 0).then(|| (v[(n - 1) / 2] + v[n / 2]) / 2.0)
-}
-
 /// Variance of one sample: of repeats within candidates, together with what was assumed.
 fn noise(groups: &[Vec<f64>], assumed: f64) -> f64 {
     let (mut squares, mut free) = (ASSUMED * assumed * assumed, ASSUMED);
@@ -91,7 +84,7 @@ fn noise(groups: &[Vec<f64>], assumed: f64) -> f64 {
 /// The mean of those within three standard deviations of the median: nearly as sure as the mean of all (a median alone is
 /// as sure as the mean of two thirds of them), and one disturbed run does not move it.
 fn of_repeats(values: &[f64], noise: f64) -> Option<Ln> {
-    let middle = median(values)?;
+    let middle = median(values.to_vec())?;
     let far = 3.0 * noise.sqrt();
     let kept: Vec<f64> = values.iter().copied().filter(|v| (v - middle).abs() <= far).collect();
     let n = kept.len() as f64;
@@ -114,7 +107,7 @@ impl View {
         let all: Vec<Vec<f64>> = tried.iter().map(speeds).collect();
         let told: Vec<f64> =
             tried.iter().flat_map(|t| &t.samples).map(|s| s.scatter).filter(|s| *s > 0.0).collect();
-        let assumed = median(&told).unwrap_or(SPEED_SCATTER).max(LEAST_SCATTER);
+        let assumed = median(told).unwrap_or(SPEED_SCATTER).max(LEAST_SCATTER);
         let speed_noise = noise(&all, assumed);
         let rows: Vec<(&Point, f64, f64)> = points
             .iter()

@@ -4,7 +4,7 @@
 //!
 //! The shape is that of AECS (MNN-AECS paper): first the fastest set, then a tree of sets that save energy, then the least
 //! E_h = (1 - alpha) E + alpha h t. Against noise, and for devices whose fastest set is not a prefix of the cores, it is
-//! changed as follows (module [`published`] has the original to compare):
+//! changed as follows (benches/published.rs has the original to compare):
 //!
 //! - the first stage ends after two steps in a row without a gain, and each cluster is tried alone;
 //! - the tree starts from the two fastest sets, and its sets are tried in the order of what a fitted law promises of them
@@ -23,7 +23,6 @@ mod goal;
 mod law;
 mod machine;
 mod outcome;
-pub mod published;
 mod sample;
 mod search;
 #[cfg(test)]

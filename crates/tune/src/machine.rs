@@ -133,7 +133,7 @@ impl Machine {
     }
 
     /// Relative speed of each cluster's core by capacity, else by frequency: 1 is the largest. None if unknown of any.
-    pub(crate) fn weights(&self) -> Option<Vec<f64>> {
+    pub fn weights(&self) -> Option<Vec<f64>> {
         let by = |of: fn(&Cluster) -> Option<u64>| {
             let all: Vec<u64> = self.clusters.iter().map(of).collect::<Option<_>>()?;
             let top = all.iter().copied().max().filter(|n| *n > 0)?;

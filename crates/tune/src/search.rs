@@ -2,11 +2,12 @@
 
 use std::collections::HashMap;
 
-use crate::estimate::{Estimate, View, joules, median, speeds};
+use crate::estimate::{Estimate, View, joules, speeds};
 use crate::goal::{Judge, Judged, improvement};
 use crate::machine::{Candidate, Machine};
 use crate::outcome::{Basis, Ended, Figure, Outcome, Rival, Test, Tried};
 use crate::sample::{Measure, Refused, Stage};
+use common::order::median;
 
 /// What is looked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -215,7 +216,7 @@ impl Run<'_> {
     }
 
     fn speed(&self, candidate: &Candidate) -> Option<f64> {
-        median(&speeds(&self.tried[*self.known.get(candidate)?]))
+        median(speeds(&self.tried[*self.known.get(candidate)?]))
     }
 
     /// Cores one by one, largest first, until two steps in a row bring nothing.
@@ -369,7 +370,8 @@ impl Run<'_> {
         for j in &judged {
             let t = &mut self.tried[j.at];
             let figure = |ln: &[f64], noise: f64| {
-                median(ln).map(|m| Figure { value: m.exp(), scatter: (noise / ln.len() as f64).sqrt() })
+                median(ln.to_vec())
+                    .map(|m| Figure { value: m.exp(), scatter: (noise / ln.len() as f64).sqrt() })
             };
             t.speed = figure(&speeds(t), view.speed_noise);
             t.joules = figure(&joules(t), view.energy_noise);

@@ -6,6 +6,8 @@ use proptest::prelude::*;
 mod boards;
 #[path = "../benches/phones.rs"]
 mod phones;
+#[path = "../benches/published.rs"]
+mod published;
 #[path = "../benches/random.rs"]
 mod random;
 
@@ -106,6 +108,12 @@ fn the_published_search_is_the_papers() {
     assert!(!order.contains(&vec![1, 2, 1]), "efficiency cores are no part of the walk");
     assert_eq!(answer.tests as usize, order.len());
     assert_eq!(answer.chosen.expect("a choice").cpus.len(), 2);
+    // Its h is the rule of this crate's.
+    let terrain = law::Terrain::new(&m);
+    for c in m.space() {
+        let (h, rule) = (published::h(&m, &c), terrain.ln_h(&terrain.point(&m, &c)).exp());
+        assert!((h / rule - 1.0).abs() < 1e-12, "{c:?}: {h} is not {rule}");
+    }
 }
 
 #[test]

@@ -145,12 +145,10 @@ impl Caller {
     /// Gives an order, and waits until it is done.
     ///
     /// # Errors
-    /// The process refuses, with its reason; or it is gone.
+    /// The process refuses, with its reason (ESTALE: the code to replace is not as in its file); or it is gone.
     pub fn order(&self, order: &inside::Order, file: Option<BorrowedFd<'_>>) -> io::Result<()> {
         match self.ask(order, file)? {
             0 => Ok(()),
-            // Of the library: the bytes to replace are not what the file has.
-            e if e == -i64::from(libc::ESTALE) => Err(io::Error::other("its code is not as in its file")),
             e => Err(io::Error::from_raw_os_error(i32::try_from(-e).unwrap_or(libc::EIO))),
         }
     }

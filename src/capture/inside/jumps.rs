@@ -1,16 +1,21 @@
 //! The jumps that a waiting process gets: code pages near the functions, and the patches that lead there.
 
 use std::io;
+use std::time::{Duration, Instant};
 
 use super::area::Area;
 use super::door::Caller;
 use super::moved::{self, Room, SLOT};
 use super::state::MACHINE;
 use crate::capture::transport::page_size;
-use crate::host::maps::Mapping;
+use machine::maps::Mapping;
 
 /// Functions of one code page.
 const PER_PAGE: usize = inside::ORDER_BYTES / SLOT;
+/// Probes of a recording that has ended leave one after another, each within this time (crates/machine/src/guard.rs).
+const ONE_LEAVES: Duration = Duration::from_secs(1);
+const LOOK_AGAIN: Duration = Duration::from_millis(10);
+
 /// Below this address nothing is mapped (vm.mmap_min_addr).
 const LOWEST: u64 = 1 << 16;
 
@@ -89,25 +94,49 @@ impl Jumps {
         Some(page)
     }
 
-    /// Has the process map the pages and write the jumps.
+    /// Has the process map the pages and write the jumps. Where the kernel is still removing the probes of a recording that has
+    /// ended, waits for it.
     pub fn make(mut self, caller: &Caller, area: &Area) -> Made {
-        let mut bad = Vec::new();
-        for &(page, _) in &self.pages {
-            let mut order = inside::Order::new(inside::CODE);
-            order.address = page;
-            for jump in &self.all {
-                let at = jump.slot.wrapping_sub(page) as usize;
-                if let Some(place) = order.bytes.get_mut(at..at.saturating_add(SLOT))
-                    && let Some(code) = jump.room.slot(jump.entry, jump.slot, self.thunk, jump.at)
-                {
-                    place.copy_from_slice(&code);
-                }
-            }
-            if let Err(e) = caller.order(&order, None) {
-                bad.push((page, e));
-            }
-        }
+        let mut waiting = self.prepare(caller, area);
         let (mut sites, mut patches) = (Vec::new(), Vec::new());
+        let mut changed = Instant::now();
+        loop {
+            let before = waiting.len();
+            waiting.retain(|(jump, patch)| match caller.order(&order(patch), None) {
+                Ok(()) => {
+                    sites.extend(jump.function.map(|f| (f, (jump.at, jump.entry))));
+                    patches.push(patch.clone());
+                    false
+                }
+                Err(e) if e.raw_os_error() == Some(libc::ESTALE) => true,
+                Err(e) => {
+                    self.refuse(format!("its code cannot be written: {e}"));
+                    false
+                }
+            });
+            if waiting.len() < before {
+                changed = Instant::now();
+            }
+            if waiting.is_empty() || changed.elapsed() >= ONE_LEAVES {
+                break;
+            }
+            std::thread::sleep(LOOK_AGAIN);
+        }
+        for _ in &waiting {
+            self.refuse(
+                "its code is not as in its file: a probe of the kernel is there (of another recorder, perf or bpftrace), or \
+                 something else has changed it",
+            );
+        }
+        Made { sites, free: self.free, patches, refused: self.why.map(|why| (self.refused, why)) }
+    }
+
+    /// The jumps whose pages and sites are ready, with what is to be written.
+    fn prepare(&mut self, caller: &Caller, area: &Area) -> Vec<(Jump, Patch)> {
+        let bad: Vec<(u64, io::Error)> = (self.pages.iter())
+            .filter_map(|&(page, _)| Some((page, caller.order(&self.code(page), None).err()?)))
+            .collect();
+        let mut ready = Vec::new();
         for jump in std::mem::take(&mut self.all) {
             let page = jump.slot & !(inside::ORDER_BYTES as u64 - 1);
             if let Some((_, e)) = bad.iter().find(|(p, _)| *p == page) {
@@ -116,19 +145,27 @@ impl Jumps {
             }
             // Before the jump: its function may run at once.
             area.site(jump.at, &jump.site);
-            let Some(patch) = patch(&jump) else {
-                self.refuse("there is no free memory near them");
-                continue;
-            };
-            match caller.order(&order(&patch), None) {
-                Ok(()) => {
-                    sites.extend(jump.function.map(|f| (f, (jump.at, jump.entry))));
-                    patches.push(patch);
-                }
-                Err(e) => self.refuse(format!("its code cannot be written: {e}")),
+            match patch(&jump) {
+                Some(patch) => ready.push((jump, patch)),
+                None => self.refuse("there is no free memory near them"),
             }
         }
-        Made { sites, free: self.free, patches, refused: self.why.map(|why| (self.refused, why)) }
+        ready
+    }
+
+    /// The order to map a code page.
+    fn code(&self, page: u64) -> inside::Order {
+        let mut order = inside::Order::new(inside::CODE);
+        order.address = page;
+        for jump in &self.all {
+            let at = jump.slot.wrapping_sub(page) as usize;
+            if let Some(place) = order.bytes.get_mut(at..at.saturating_add(SLOT))
+                && let Some(code) = jump.room.slot(jump.entry, jump.slot, self.thunk, jump.at)
+            {
+                place.copy_from_slice(&code);
+            }
+        }
+        order
     }
 }
 

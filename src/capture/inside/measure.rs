@@ -11,9 +11,9 @@ use super::door::{Caller, Door, DoorError};
 use super::moved;
 use super::state::{MACHINE, number};
 use super::vdso;
-use crate::engine::elf::ElfMachine;
-use crate::engine::probes::Prog;
-use crate::host::{maps, wake};
+use engine::elf::ElfMachine;
+use engine::probes::Prog;
+use machine::{maps, wake};
 
 /// Calls in one measurement, and how many are made: the fastest was disturbed least.
 const CALLS: u32 = 500;

@@ -34,12 +34,12 @@ use crate::capture::skel::types::{ev_kind, ops_constants};
 use crate::capture::source::{CaptureOptions, EventStats, FeatureStatus, Guard, Prober, Sink, Source};
 use crate::capture::structure::Reading;
 use crate::capture::transport::SortQueue;
-use crate::host::btf::Btf;
-use crate::host::halt::Halt;
-use crate::host::maps::{self, Mapping};
-use crate::host::{target, usage, wake};
 use area::Area;
 use door::{Caller, Door, DoorError};
+use machine::halt::Halt;
+use machine::kernel::btf::Btf;
+use machine::maps::{self, Mapping};
+use machine::{target, usage, wake};
 use prober::InsideProber;
 use scheduler::Scheduler;
 use state::{Process, State, lock};
@@ -57,6 +57,12 @@ pub fn is_recorded_inside(pid: u32) -> bool {
         memory.and_then(|memory| memory.read_exact_at(&mut mark, m.start)).is_ok() && mark == area::RESTORED
     };
     maps::read(pid).unwrap_or_default().iter().filter(area).any(|m| !restored(m))
+}
+
+/// Such a process that has mapped this file, if there is one.
+pub fn recorded_inside_with(inode: u64) -> Option<u32> {
+    let has = |pid: &u32| maps::read(*pid).is_ok_and(|maps| maps.iter().any(|m| m.inode == inode));
+    machine::proc::all().filter(has).find(|pid| is_recorded_inside(*pid))
 }
 
 /// The longest wait: nothing wakes the recorder when a ring fills.

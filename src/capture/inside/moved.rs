@@ -3,8 +3,8 @@
 //! The jump is written before the function can run, and never while it runs. What it replaces is executed elsewhere, so
 //! only instructions that do not know where they stand are moved, and none that a jump of the function may land on.
 
-use crate::engine::elf::ElfMachine;
-use crate::engine::prologue::{self, Insn, InsnEffect, x86};
+use engine::elf::ElfMachine;
+use engine::prologue::{self, Insn, InsnEffect, x86};
 
 /// Bytes of a function's slot in a code page: the call of the thunk, the moved instructions and the way back, the thunk's
 /// address, and the number of the site. The thunks know where they are (crates/inside/lib).

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use super::state::{State, lock};
 use crate::capture::error::ProbeError;
 use crate::capture::source::{Guard, Probe, Prober};
-use crate::engine::probes::Prog;
+use engine::probes::Prog;
 
 /// Places the probes of one engine.
 pub struct InsideProber {

@@ -1,6 +1,6 @@
 //! After a recording, a process that goes on gets its own code back.
 //!
-//! Why that is safe: all its threads have stopped (`host::stopped`). A jump replaces whole instructions, of which none is a
+//! Why that is safe: all its threads have stopped (`machine::stopped`). A jump replaces whole instructions, of which none is a
 //! call, so no thread goes on, and none will return, strictly inside the replaced bytes; should one do so all the same, the
 //! jump stays. One that is about to execute the jump executes the instructions instead. One that is in the library, or in
 //! instructions that were moved, goes on there, and from there to what follows the jump: nothing of it is unmapped. A
@@ -12,8 +12,8 @@ use std::time::Duration;
 use super::is_recorded_inside;
 use super::jumps::Patch;
 use super::state::State;
-use crate::host::stopped::{Stopped, while_stopped};
-use crate::host::target;
+use machine::stopped::{Stopped, while_stopped};
+use machine::target;
 
 /// A thread that reads a page from a slow disk stops later; a process that stands still any longer is a disturbance.
 const PATIENCE: Duration = Duration::from_millis(500);

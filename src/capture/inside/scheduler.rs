@@ -11,8 +11,8 @@ use crate::capture::event::{self, Event};
 use crate::capture::perf::switches::Switches;
 use crate::capture::skel::types::ev_kind;
 use crate::capture::source::{CaptureOptions, EventStats, FeatureStatus, Sink, Source};
-use crate::host::btf::Btf;
-use crate::host::diagnose::{Act, KernelError};
+use machine::diagnose::{Act, KernelError};
+use machine::kernel::btf::Btf;
 use pfi::record::Availability;
 
 /// What a recording from inside lacks, for doctor and the trace.

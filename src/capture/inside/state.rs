@@ -14,9 +14,9 @@ use super::door::Caller;
 use super::jumps::{Jumps, Patch};
 use super::moved::{self, Room};
 use crate::capture::error::ProbeError;
-use crate::engine::elf::ElfMachine;
-use crate::engine::probes::Prog;
-use crate::host::maps::{self, FileId, Mapping};
+use engine::elf::ElfMachine;
+use engine::probes::Prog;
+use machine::maps::{self, FileId, Mapping};
 
 /// As much of a function is read, bytes.
 const CODE: usize = 4096;

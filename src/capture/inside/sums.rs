@@ -6,6 +6,7 @@ use std::fs;
 use std::time::{Duration, Instant};
 
 use crate::capture::sched;
+use machine::proc::StatFields;
 
 /// How often they are read: what a thread did after the last reading is gone with it.
 const INTERVAL: Duration = Duration::from_secs(1);
@@ -82,8 +83,7 @@ impl Sums {
 
 /// Field 12 of /proc/PID/stat (proc(5)).
 fn major_faults(stat: &str) -> Option<u64> {
-    // Behind the name, which may contain anything, comes field 3.
-    stat.rsplit_once(')')?.1.split_ascii_whitespace().nth(9)?.parse().ok()
+    StatFields::parse(stat.as_bytes())?.number(12)
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! perf events by system call: open, redirect to a ring, enable and disable, count.
 
-use crate::host::diagnose::{Act, KernelError};
+use machine::diagnose::{Act, KernelError};
 use std::ffi::CString;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};

@@ -1,8 +1,8 @@
 //! What each probe fetches from registers and memory, in the syntax of the kernel's event definitions
 //! (Documentation/trace/uprobetracer.rst), and its position in the sample.
 
-use crate::engine::layout::Layout;
-use crate::engine::probes::Prog;
+use engine::layout::Layout;
+use engine::probes::Prog;
 
 /// A fetched value. The second tensor of a fused op has its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -158,6 +158,10 @@ fn fetches(prog: Prog, l: &Layout, structure: bool) -> Vec<Fetch> {
         }
         Prog::WaitBackend | Prog::WaitSched | Prog::WaitContext | Prog::WaitRead => {
             vec![register(FetchArg::A, a), register(FetchArg::Sp, "%sp")]
+        }
+        // The sampler's table of functions.
+        Prog::SamplerApply | Prog::SamplerAccept => {
+            vec![register(FetchArg::Sp, "%sp"), register(FetchArg::A, a), memory(FetchArg::B, 0, a, "u64")]
         }
         Prog::WaitExit => vec![register(FetchArg::Sp, "%sp")],
         // Returns, and what only BPF programs read.

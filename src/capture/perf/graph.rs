@@ -11,7 +11,7 @@ use super::snapshot::{GraphEntry, Snapshot};
 use crate::capture::event::{self, Head, NODE_COMPUTE, NODE_EMPTY, NODE_OP, NODE_UNREAD, Nodes, Tensor};
 use crate::capture::skel::types::ev_kind;
 use crate::capture::structure::Reading;
-use crate::engine::layout::TENSOR_RAW;
+use engine::layout::TENSOR_RAW;
 
 /// Maximum number of tensors remembered. When it is reached, all are forgotten and sent again.
 const MAX_KNOWN: usize = 32768;

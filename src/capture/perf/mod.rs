@@ -1,13 +1,14 @@
 //! The event source on kernels with uprobes but without bpf(): events defined in tracefs that fetch what a probe
 //! needs, read through perf's rings. What the BPF programs do in the kernel is done here, later, on the samples.
 
-pub(crate) mod event;
+pub mod event;
 mod fields;
 mod graph;
 mod probes;
 mod replay;
-pub(crate) mod ring;
+pub mod ring;
 mod sample;
+mod samplers;
 mod sched;
 mod snapshot;
 pub(crate) mod switches;
@@ -23,10 +24,10 @@ use crate::capture::skel::types::{ev_counter, ev_kind};
 use crate::capture::source::{CaptureOptions, EventStats, FeatureStatus, Prober, Sink, Source, Structure};
 use crate::capture::structure::Reading;
 use crate::capture::transport::{SLACK_NS, SortQueue};
-use crate::engine::probes::{PHASES, Prog, WAITS};
-use crate::host::tracefs::Tracefs;
-use crate::host::usage;
+use engine::probes::{Prog, WAITS, phase_of};
 use fields::FetchArg;
+use machine::kernel::tracefs::Tracefs;
+use machine::usage;
 use pfi::record::Availability;
 use probes::{PerfEngineProbes, Probes};
 use replay::Replay;
@@ -343,7 +344,7 @@ impl Source for Perf {
         let rings = self.open.as_ref().map_or(&[][..], |o| &o.rings);
         let wait = |r: &Ring| libc::pollfd { fd: r.as_fd().as_raw_fd(), events: libc::POLLIN, revents: 0 };
         let mut waits: Vec<libc::pollfd> = rings.iter().map(wait).collect();
-        crate::host::wake::poll(&mut waits, timeout);
+        machine::wake::poll(&mut waits, timeout);
         self.take(usage::now().saturating_sub(SLACK_NS));
     }
 
@@ -383,7 +384,7 @@ impl Source for Perf {
         let returns = probes.tally(|p| p == Prog::OpExit, &mut vec![0; open.cpus.len()]);
         let ends = &mut event_stats.kinds[ev_kind::EV_THREAD_END.0 as usize];
         (ends.seen, ends.lost) = (ends.seen + returns.lost, returns.lost);
-        let calls = |p| matches!(p, Prog::PhaseExit) || PHASES.iter().any(|phase| phase.prog == p);
+        let calls = |p| matches!(p, Prog::PhaseExit) || phase_of(p).is_some();
         let calls = probes.tally(calls, &mut vec![0; open.cpus.len()]);
         let phases = &mut event_stats.kinds[ev_kind::EV_PHASE.0 as usize];
         (phases.seen, phases.lost) = (phases.seen + calls.lost, calls.lost);

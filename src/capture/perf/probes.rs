@@ -10,15 +10,20 @@ use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use super::event;
 use super::fields::{self, SamplePositions};
 use super::sample::Meaning;
 use crate::capture::error::ProbeError;
+use crate::capture::inside::recorded_inside_with;
 use crate::capture::source::{Count, Guard, Probe as Placed, Prober};
-use crate::engine::layout::Layout;
-use crate::engine::probes::{Prog, Role};
-use crate::host::tracefs::{self, Definition, Tracefs};
+use engine::layout::Layout;
+use engine::probes::{Prog, Role};
+use machine::kernel::tracefs::{self, Definition, Tracefs};
+
+/// How long the processes that have a file are known for: an engine has dozens of probes.
+const KNOWN_FOR: Duration = Duration::from_secs(1);
 
 /// One probe's hits on one CPU.
 #[derive(Debug, Default, Clone, Copy)]
@@ -50,6 +55,8 @@ pub struct Probes {
     /// A definition stays until the end: otherwise its number would be reused while samples of it are still waiting.
     places: HashMap<ProbeKey, usize>,
     by_id: HashMap<u16, usize>,
+    /// Files, by inode, that no process recorded from inside had then.
+    unchanged: HashMap<u64, Instant>,
     /// Samples that belong to none of our probes.
     pub unknown: u64,
 }
@@ -86,7 +93,7 @@ impl Placed for AttachedProbe {
 impl Probes {
     pub fn new(tracefs: Tracefs, leaders: Vec<(u32, OwnedFd)>, own: bool) -> Probes {
         let (probes, places, by_id) = (Vec::new(), HashMap::new(), HashMap::new());
-        Probes { tracefs, leaders, own, probes, places, by_id, unknown: 0 }
+        Probes { tracefs, leaders, own, probes, places, by_id, unchanged: HashMap::new(), unknown: 0 }
     }
 
     /// The probe that a sample belongs to. Counts the sample.
@@ -155,6 +162,22 @@ impl Probes {
         Ok(i)
     }
 
+    /// Looks whether all processes that have this file have its code as it is there.
+    ///
+    /// # Errors
+    /// One is recorded from inside: it has jumps.
+    fn check_unchanged(&mut self, file: &File) -> Result<(), ProbeError> {
+        let inode = file.metadata().map_err(ProbeError::Descriptor)?.ino();
+        if self.unchanged.get(&inode).is_some_and(|at| at.elapsed() < KNOWN_FOR) {
+            return Ok(());
+        }
+        if let Some(pid) = recorded_inside_with(inode) {
+            return Err(ProbeError::JumpsThere(pid));
+        }
+        self.unchanged.insert(inode, Instant::now());
+        Ok(())
+    }
+
     fn attach(&self, i: usize) -> Result<Box<dyn Placed>, ProbeError> {
         let probe = self.probes.get(i).ok_or(ProbeError::NoProbe)?;
         let id = probe.definition.id;
@@ -194,7 +217,6 @@ impl Prober for PerfEngineProbes {
                 | Role::Kernel
                 | Role::Dispatch
                 | Role::Batch
-                | Role::Ticks
                 | Role::Ubatch
                 | Role::Memory
                 | Role::Task
@@ -204,6 +226,7 @@ impl Prober for PerfEngineProbes {
     fn place(&self, prog: Prog, file: &Path, offset: u64) -> Result<Box<dyn Placed>, ProbeError> {
         let open = File::open(file).map_err(ProbeError::open(file))?;
         let probes = &mut *self.probes.borrow_mut();
+        probes.check_unchanged(&open)?;
         let i = probes.probe(prog, &open, offset, (self.engine, &self.layout, self.structure))?;
         probes.attach(i)
     }

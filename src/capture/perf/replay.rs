@@ -6,12 +6,13 @@ use std::collections::HashMap;
 use super::fields::FetchArg;
 use super::graph::PerfGraphs;
 use super::sample::{EventOut, Meaning, ProbeSample};
+use super::samplers::{SamplerCalls, SamplerFrame};
 use super::sched::PerfSched;
 use super::snapshot::Snapshot;
-use crate::capture::event::{Call, FLAG_FUSED, Head, KINDS, Op, cpu_flags};
+use crate::capture::event::{Call, FLAG_FUSED, Head, KINDS, Op, Sampler, cpu_flags};
 use crate::capture::skel::types::ev_kind;
 use crate::capture::source::Sink;
-use crate::engine::probes::{PHASES, Prog, WAITS};
+use engine::probes::{self, Prog, WAITS};
 
 /// Maximum number of threads tracked, the size of the BPF side's table; when it is reached, all are forgotten.
 const MAX_THREADS: usize = 16384;
@@ -63,6 +64,7 @@ pub struct Replay {
     barriers: HashMap<u32, Barriers>,
     thread_states: HashMap<u32, ThreadState>,
     phases: HashMap<u32, OutermostCall>,
+    samplers: SamplerCalls,
     waits: HashMap<u32, [WaitCall; WAITS.len()]>,
     pub graphs: PerfGraphs,
     pub sched: Option<PerfSched>,
@@ -81,6 +83,7 @@ impl Replay {
             barriers: HashMap::new(),
             thread_states: HashMap::new(),
             phases: HashMap::new(),
+            samplers: SamplerCalls::default(),
             waits: HashMap::new(),
             graphs: PerfGraphs::default(),
             sched: None,
@@ -149,6 +152,7 @@ impl Replay {
     pub fn exit(&mut self, tgid: u32, tid: u32, at: u64) {
         self.thread_states.remove(&tid);
         self.phases.remove(&tid);
+        self.samplers.forget(tid);
         self.waits.remove(&tid);
         self.graphs.leave(tid);
         if tgid != tid || self.targets.remove(&tgid).is_none() {
@@ -201,7 +205,14 @@ impl Replay {
             }
             Prog::Barrier => self.barrier(m, s),
             Prog::Tokenize | Prog::Detokenize | Prog::Sampling | Prog::Load => self.phase_enter(m, s),
-            Prog::PhaseExit => self.phase_exit(m, s),
+            Prog::SamplerApply | Prog::SamplerAccept => {
+                self.phase_enter(m, s);
+                self.sampler_enter(m, s);
+            }
+            Prog::PhaseExit => {
+                self.sampler_exit(m, s);
+                self.phase_exit(m, s);
+            }
             Prog::WaitBackend | Prog::WaitSched | Prog::WaitContext | Prog::WaitRead => self.wait_enter(m, s),
             Prog::WaitExit => self.wait_exit(m, s),
             // Not placed: only BPF programs read these.
@@ -329,7 +340,7 @@ impl Replay {
 
     /// As `phase_enter` of src/bpf/phases.h.
     fn phase_enter(&mut self, m: &Meaning, s: &ProbeSample<'_>) {
-        let Some(what) = PHASES.iter().position(|p| p.prog == m.prog) else { return };
+        let Some(what) = probes::phase_of(m.prog) else { return };
         let Some(sp) = m.places.u64(s.raw, FetchArg::Sp) else { return };
         if self.phases.get(&s.tid).is_some_and(|outer| outer.sp > sp) {
             return;
@@ -340,6 +351,31 @@ impl Replay {
         self.phases.insert(s.tid, OutermostCall { start: s.at, sp, what });
         if m.prog == Prog::Load {
             self.phase(m, s, what, 0);
+        }
+    }
+
+    /// When the call of sampling began that the thread is in.
+    fn in_sampling(&self, tid: u32) -> Option<u64> {
+        let sampling = probes::phase_of(Prog::Sampling);
+        self.phases.get(&tid).filter(|c| Some(c.what) == sampling).map(|c| c.start)
+    }
+
+    /// As `sampler_enter` of src/bpf/phases.h.
+    fn sampler_enter(&mut self, m: &Meaning, s: &ProbeSample<'_>) {
+        let word = |field| m.places.u64(s.raw, field).unwrap_or(0);
+        let (sp, table) = (word(FetchArg::Sp), word(FetchArg::B));
+        let Some(since) = self.in_sampling(s.tid).filter(|_| word(FetchArg::A) != 0) else { return };
+        let does = u32::from(m.prog == Prog::SamplerAccept);
+        self.samplers.enter(s.tid, since, SamplerFrame { sp, start: s.at, table, within: 0, does });
+    }
+
+    fn sampler_exit(&mut self, m: &Meaning, s: &ProbeSample<'_>) {
+        let (Some(sp), Some(since)) = (entered_at(m, s), self.in_sampling(s.tid)) else { return };
+        if let Some(SamplerFrame { start, table, within, does, .. }) =
+            self.samplers.exit(s.tid, since, sp, s.at)
+        {
+            let kind = ev_kind::EV_SAMPLER;
+            self.out.send(kind, &Sampler { h: head(kind, m, s), start, table, within, does, unused: 0 });
         }
     }
 

@@ -5,7 +5,7 @@ use crate::capture::event;
 use crate::capture::event::KINDS;
 use crate::capture::skel::types::ev_kind;
 use crate::capture::source::Sink;
-use crate::engine::probes::Prog;
+use engine::probes::Prog;
 
 /// What must be known of a probe to read its samples.
 #[derive(Debug, Clone)]

@@ -11,10 +11,10 @@ use crate::capture::error::SchedError;
 use crate::capture::event::{FLAG_CUT, Head, OffCpuEvent, STATE_NEW};
 use crate::capture::sched;
 use crate::capture::skel::types::{ev_answer, ev_kind, ev_phase};
-use crate::host::diagnose::KernelError;
-use crate::host::tracefs;
-use crate::host::tracepoint::{self, field_offset};
-use crate::host::usage;
+use machine::diagnose::KernelError;
+use machine::kernel::tracefs;
+use machine::kernel::tracepoint::{self, field_offset};
+use machine::usage;
 
 /// The scheduler's tracepoints, in the order of [`PerfSched::ids`].
 const POINTS: [&str; 4] = ["sched_switch", "sched_waking", "sched_wakeup", "sched_wakeup_new"];

@@ -4,9 +4,9 @@
 use std::collections::HashMap;
 
 use crate::capture::event;
-use crate::engine::layout::Layout;
-use crate::host::memory;
-use crate::host::usage;
+use engine::layout::Layout;
+use machine::memory;
+use machine::usage;
 
 /// Maximum number of nodes read per graph, as many as `nodes` keeps.
 const MAX_NODES: u32 = 8192;

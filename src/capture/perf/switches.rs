@@ -13,7 +13,7 @@ use super::ring::{self, PerfRecord, Ring, SwitchKind};
 use crate::capture::event::{self as events, Call, FLAG_CUT, Head, OffCpuEvent, STATE_NEW};
 use crate::capture::sched;
 use crate::capture::skel::types::{ev_answer, ev_kind, ev_phase};
-use crate::host::usage;
+use machine::usage;
 
 /// Bytes of each CPU's ring, as long as the kernel locks that much for a user (kernel.perf_event_mlock_kb), and the least.
 const RING: u32 = 512 << 10;

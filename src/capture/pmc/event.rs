@@ -10,8 +10,8 @@ use sys::bindings::{
 };
 
 use super::resolve::{PerfEventAttr, PmuEvent};
-use crate::host::diagnose::{Act, KernelError};
-use crate::host::machine;
+use machine::diagnose::{Act, KernelError};
+use machine::hardware;
 
 /// A reading: the count, the time the counter was enabled, and the time it had a slot, ns.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -113,7 +113,7 @@ fn on_its_cpu<T: Send>(place: &PmuEvent, run: impl FnOnce(u32) -> T + Send) -> R
     std::thread::scope(|s| {
         let bound = move || {
             // If some CPUs may not be used (a cpuset), another one of the same kind gives the same result.
-            let bound = cpus.iter().find(|c| machine::bind(**c).is_ok());
+            let bound = cpus.iter().find(|c| hardware::bind(**c).is_ok());
             bound.ok_or(CountError::NoCpu).map(|cpu| run(*cpu))
         };
         let thread = std::thread::Builder::new().spawn_scoped(s, bound).map_err(CountError::Thread)?;

@@ -12,8 +12,8 @@ use libbpf_rs::{Link, MapCore, MapFlags, MapHandle, OpenObject};
 use super::names::OwnCounter;
 use crate::capture::skel::pmc::{PmcSkel, PmcSkelBuilder};
 use crate::capture::source::Guard;
-use crate::host::diagnose::{Act, KernelError};
-use crate::host::tracepoint;
+use machine::diagnose::{Act, KernelError};
+use machine::kernel::tracepoint;
 
 /// Maximum number of threads counted separately; the least recently used one is evicted.
 const ACCOUNTS: u32 = 4096;

@@ -5,8 +5,8 @@ use std::path::Path;
 use serde::Serialize;
 
 use super::event::{self, Tried};
-use super::machine::{MachinePmus, shown};
-use super::names::{self, CounterCode, CounterUnit};
+use super::names::{self, CounterCode};
+use super::pmus::{MachinePmus, shown};
 use super::resolve::{WantedCounter, offered, resolve};
 
 /// Result of a trial.
@@ -73,11 +73,7 @@ fn tried(machine: &MachinePmus, name: &str, pmu: Option<&str>) -> Option<Offer> 
         Some(Tried::Counts(r)) => (TrialResult::Counts, r.count, String::new()),
         None => (TrialResult::Counts, 0, String::new()),
     };
-    let (unit, scale) = match w.unit {
-        CounterUnit::Events => ("events", 1),
-        CounterUnit::Lines => ("bytes", machine.line),
-        CounterUnit::Nanoseconds => ("ns", 1),
-    };
+    let (unit, scale) = w.unit.reported(machine.line);
     let known = names::find(name);
     let event = w.places.first().map_or_else(|| "sched_switch".into(), |p| p.shown.clone());
     let (group, what) = known.map_or(("other", ""), |n| (n.group, n.what));

@@ -4,8 +4,8 @@
 pub mod event;
 pub mod follow;
 pub mod list;
-pub mod machine;
 pub mod names;
+pub mod pmus;
 pub mod resolve;
 
 use std::collections::BTreeMap;
@@ -16,8 +16,7 @@ use std::rc::Rc;
 
 use self::event::{CounterReading, Tried};
 use self::follow::SharedCounters;
-use self::machine::{MachinePmus, shown};
-use self::names::CounterUnit;
+use self::pmus::{MachinePmus, shown};
 use self::resolve::{PmuEvent, WantedCounter, resolve};
 use crate::capture::error::CountersError;
 use crate::capture::skel::types::ev_counted;
@@ -153,7 +152,7 @@ impl Counters {
     /// Opens counters on CPUs that came online, and drops those of CPUs that went offline. Returns messages about both.
     pub fn tick(&mut self) -> Vec<String> {
         let Ok(list) = std::fs::read_to_string("/sys/devices/system/cpu/online") else { return Vec::new() };
-        let now = machine::cpus(&list);
+        let now = pmus::cpus(&list);
         if self.shared.is_none() || now == self.online || now.is_empty() {
             return Vec::new();
         }
@@ -241,11 +240,7 @@ impl Counters {
     pub fn tell<W: Write>(&self, enc: &mut Encoder<W>) -> Result<(), WriteError> {
         for (i, row) in self.rows.iter().enumerate() {
             let t = self.times(i, row);
-            let (unit, scale) = match row.wanted.unit {
-                CounterUnit::Events => ("events", 1),
-                CounterUnit::Lines => ("bytes", self.line),
-                CounterUnit::Nanoseconds => ("ns", 1),
-            };
+            let (unit, scale) = row.wanted.unit.reported(self.line);
             let (mut state, mut why) = (self.state(row), self.why(row));
             if let Some(share) = shared_slot(&t) {
                 state = state.max(Availability::Partly);

@@ -12,7 +12,24 @@ pub enum CounterUnit {
     Events,
     /// Cache lines, reported in bytes.
     Lines,
+    /// Loads and stores, reported in the bytes that each moves at most.
+    Accesses,
     Nanoseconds,
+}
+
+/// Bytes of a load or store of one vector register (NEON, 128 bits), as ProfInfer counts `mem_access_wr` (table 3).
+const ACCESS: u32 = 16;
+
+impl CounterUnit {
+    /// As it is called in a trace, and how many of it one count is. `line`: bytes of a cache line.
+    pub fn reported(self, line: u32) -> (&'static str, u32) {
+        match self {
+            CounterUnit::Events => ("events", 1),
+            CounterUnit::Lines => ("bytes", line),
+            CounterUnit::Accesses => ("bytes", ACCESS),
+            CounterUnit::Nanoseconds => ("ns", 1),
+        }
+    }
 }
 
 /// Counted by our own program at context switches: the kernel's own counters for these change too late, when the
@@ -75,6 +92,10 @@ const fn arm(group: &'static str, n: u16, name: &'static str, what: &'static str
 
 const fn lines(group: &'static str, n: u16, name: &'static str, what: &'static str) -> CounterName {
     CounterName { group, name, code: CounterCode::Arm(n), unit: CounterUnit::Lines, what }
+}
+
+const fn accesses(n: u16, name: &'static str, what: &'static str) -> CounterName {
+    CounterName { group: "memory", name, code: CounterCode::Arm(n), unit: CounterUnit::Accesses, what }
 }
 
 /// All names, by group.
@@ -152,9 +173,9 @@ pub const NAMES: &[CounterName] = &[
     lines("last level", 0x33, "ll_cache_miss", "accesses that missed"),
     arm("last level", 0x36, "ll_cache_rd", "reads"),
     lines("last level", 0x37, "ll_cache_miss_rd", "reads that missed"),
-    arm("memory", 0x13, "mem_access", "loads and stores"),
-    arm("memory", 0x66, "mem_access_rd", "loads"),
-    arm("memory", 0x67, "mem_access_wr", "stores"),
+    accesses(0x13, "mem_access", "loads and stores, 16 bytes each at most"),
+    accesses(0x66, "mem_access_rd", "loads, 16 bytes each at most"),
+    accesses(0x67, "mem_access_wr", "stores, 16 bytes each at most"),
     arm("memory", 0x19, "bus_access", "beats on the bus"),
     arm("memory", 0x60, "bus_access_rd", "beats that read"),
     arm("memory", 0x61, "bus_access_wr", "beats that write"),

@@ -1,7 +1,7 @@
 //! Resolves a counter's name on this machine.
 
-use super::machine::{MachinePmus, Pmu, shown};
 use super::names::{self, CounterCode, CounterName, CounterUnit, OwnCounter};
+use super::pmus::{MachinePmus, Pmu, shown};
 
 /// PERF_TYPE_SOFTWARE and PERF_TYPE_RAW of include/uapi/linux/perf_event.h.
 const SOFTWARE: u32 = 1;

@@ -1,7 +1,7 @@
 //! The bytes of a tracepoint's event, as what they say about a submission.
 
 use super::sources::{EventDef, ROLES, Role, SourceDef, Step};
-use crate::host::event_format::{EventFormat, Field};
+use machine::kernel::event_format::{EventFormat, Field};
 
 /// A tracepoint of a source, with where its fields are on this kernel.
 #[derive(Debug, Clone)]

@@ -14,8 +14,8 @@ pub use self::sources::{EventDef, Role, SOURCES, SourceDef, Step};
 use crate::capture::perf::event;
 use crate::capture::perf::ring::{PerfRecord, Ring};
 use crate::capture::source::FeatureStatus;
-use crate::host::tracepoint;
-use crate::host::usage;
+use machine::kernel::tracepoint;
+use machine::usage;
 use pfi::record::{Availability, DeviceRing};
 use pfi::{Encoder, Submission, WriteError};
 

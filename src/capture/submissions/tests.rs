@@ -1,7 +1,7 @@
 //! Events of each driver in the layouts of tests/tracepoints, and any bytes.
 
 use super::*;
-use crate::host::event_format::EventFormat;
+use machine::kernel::event_format::EventFormat;
 use proptest::prelude::*;
 
 /// The formats of a file of tests/tracepoints.

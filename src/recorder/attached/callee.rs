@@ -2,11 +2,11 @@
 //! a live backend calls, tried one after the other until the arguments of the hits prove one.
 
 use super::{AttachedEngine, VtableError};
-use crate::engine::backends;
-use crate::engine::enqueue;
-use crate::engine::ladder::{Rung, RungMethod};
-use crate::engine::probes::Role;
-use crate::host::{capset, maps};
+use engine::backends;
+use engine::enqueue;
+use engine::ladder::{Rung, RungMethod};
+use engine::probes::Role;
+use machine::{capset, maps};
 
 /// What was found for a backend.
 pub enum Candidates {

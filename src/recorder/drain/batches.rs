@@ -5,15 +5,15 @@ use std::io::Write;
 use super::Drain;
 use crate::capture::event;
 use crate::recorder::calls::CallKind;
-use crate::recorder::requests::RequestCall;
 use crate::recorder::sequences::CallOfBatch;
 use pfi::WriteError;
+use requests::Call;
 
 impl<W: Write> Drain<W> {
     /// A call on a batch has returned.
-    pub(super) fn batch_done(&mut self, token: u64, call: &RequestCall) {
-        let chunks = self.sequences.take(token).unwrap_or_default();
-        self.process_tree.batch(call, &chunks);
+    pub(super) fn batch_done(&mut self, call: &Call) {
+        let chunks = self.sequences.take(call.id).unwrap_or_default();
+        self.process_tree.batch(call, chunks);
     }
 
     pub(super) fn ubatch(&mut self, e: &event::Ubatch) -> Result<(), WriteError> {

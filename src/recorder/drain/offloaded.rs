@@ -6,14 +6,13 @@ use std::io::Write;
 use super::Drain;
 use crate::capture::event;
 use crate::capture::structure::Reading;
-use crate::engine::backends::CPU_GUID;
-use crate::engine::enqueue;
-use crate::host::memory;
 use crate::recorder::calls::{CallKind, ComputedBy, OpenCall};
 use crate::recorder::device::Overs;
 use crate::recorder::enqueue::{NodeHit, SplitFit};
-use crate::recorder::ticks::TimedSplit;
+use engine::backends::CPU_GUID;
+use engine::enqueue;
 use ggml::backend_guid;
+use machine::memory;
 use pfi::record::Split;
 use pfi::{DispatchRun, EnqueueRun, WriteError};
 
@@ -55,8 +54,10 @@ impl<W: Write> Drain<W> {
     /// A device backend enqueues a node of the thread's split.
     pub(super) fn node(&mut self, e: &event::Call) {
         self.last_ts = e.h.ts;
-        let split =
-            self.calls.current(CallKind::Split, e.h.tid).map(|s| (s.seq, s.cgraph, s.start, s.dispatched));
+        let split = self.calls.current(CallKind::Split, e.h.tid);
+        // Without, its nodes were not read: the device's library came after the engine was found.
+        let described = split.as_ref().is_some_and(|s| s.plan.is_some());
+        let split = split.map(|s| (s.seq, s.cgraph, s.start, s.dispatched));
         let index = u32::try_from(e.n).ok();
         let fits = |cgraph| index.is_some_and(|i| self.graphs.nodes.has(e.h.tgid, cgraph, e.a, i));
         let misfit = e.b == event::NODE_AT && split.is_some_and(|(_, cgraph, ..)| !fits(cgraph));
@@ -83,8 +84,8 @@ impl<W: Write> Drain<W> {
             Some(index) => {
                 self.enqueued.hit(e.h.tid, seq, NodeHit { index, t: e.h.ts, kernels: e.kernels });
             }
-            // A node of no known list.
-            None if e.b == event::NODE_TENSOR => self.enqueued.unplaced += 1,
+            // A node that is not in the split's list.
+            None if e.b == event::NODE_TENSOR && described => self.enqueued.unplaced += 1,
             None => {}
         }
     }
@@ -94,7 +95,6 @@ impl<W: Write> Drain<W> {
         if let Some(plan) = call.plan {
             self.write_enqueued(e, call, plan)?;
         }
-        self.write_ticks(call)?;
         let whole = !self.is_reconfiguring(call.start, e.h.ts);
         if whole {
             self.write_dispatches(e, call)?;
@@ -164,33 +164,6 @@ impl<W: Write> Drain<W> {
             shown.kernels += u64::from(e.n);
         }
         self.kernels.write(e, &mut self.enc)
-    }
-
-    /// The engine has fetched timestamps of a device, or queried `timestampPeriod`.
-    pub(super) fn ticks(&mut self, e: &event::Ticks) -> Result<(), WriteError> {
-        self.last_ts = e.h.ts;
-        if let Some(shown) = self.shown(e.h.engine) {
-            shown.ticks += u64::from(e.total > 0 && e.first == 0);
-        }
-        let split = self.calls.current(CallKind::Split, e.h.tid).map(|s| s.seq);
-        self.ticks.event(e, split);
-        Ok(())
-    }
-
-    /// A split's call has returned: the times of its groups on the device, if the engine took them. Where a layer gives
-    /// times, these count.
-    fn write_ticks(&mut self, call: &OpenCall) -> Result<(), WriteError> {
-        let split = TimedSplit { tgid: call.tgid, tid: call.tid, seq: call.seq, start: call.start };
-        if self.kernels.has_layer(call.tgid) {
-            self.ticks.discard(&split);
-            return Ok(());
-        }
-        let groups = self.enqueued.starts();
-        let n = groups.len() as u64;
-        if let Some(found) = self.ticks.write(split, groups, &mut self.enc)? {
-            self.kernels.logged(n, found.err());
-        }
-        Ok(())
     }
 
     /// The program has waited for a device to finish.

@@ -24,8 +24,6 @@ pub struct Shown {
     pub dispatches: u64,
     /// Batches that were written for an NPU, and responses.
     pub batches: u64,
-    /// Fetches of a device's timestamps.
-    pub ticks: u64,
     /// Parts of batches whose tokens were read, and calls that change a context's memory.
     pub ubatches: u64,
     pub memory_calls: u64,
@@ -91,7 +89,6 @@ impl Shown {
             (&mut s.kernels, base.kernels),
             (&mut s.dispatches, base.dispatches),
             (&mut s.batches, base.batches),
-            (&mut s.ticks, base.ticks),
             (&mut s.ubatches, base.ubatches),
             (&mut s.memory_calls, base.memory_calls),
             (&mut s.tasks, base.tasks),

@@ -10,10 +10,10 @@ use crate::capture::pmc::Counters;
 use crate::capture::pmc::follow::SharedCounters;
 use crate::capture::source::Structure;
 use crate::capture::{calibrate, sched_cost};
-use crate::host::diagnose;
 use crate::recorder::qos::policy::DetailStep;
 use crate::recorder::qos::{self, Prices};
 use crate::recorder::recording::{Calibration, RecordOptions};
+use machine::diagnose;
 use pfi::record::{Detail, Level};
 
 /// The richest level that the options ask for.

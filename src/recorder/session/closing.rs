@@ -7,9 +7,9 @@ use super::{MAX_ENGINES, Session};
 use crate::capture::backend::CaptureBackend;
 use crate::capture::error::RecordError;
 use crate::capture::pmc::Counters;
-use crate::engine::discover::{DiscoverError, DiscoveredEngine};
 use crate::recorder::recording::SessionObserver;
 use crate::recorder::verify;
+use engine::discover::{DiscoverError, DiscoveredEngine};
 use pfi::record::Detail;
 
 impl Session {

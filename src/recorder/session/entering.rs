@@ -9,9 +9,10 @@ use crate::capture::backend::CaptureBackend;
 use crate::capture::error::RecordError;
 use crate::capture::inside::is_recorded_inside;
 use crate::capture::source::Guard;
-use crate::host::{maps, pulse, target};
-use crate::recorder::early;
+use crate::recorder::fork_race;
 use crate::recorder::recording::SessionObserver;
+use machine::helper::pulse;
+use machine::{maps, target};
 use pfi::WriteError;
 use pfi::record::{self, Availability, Feature};
 
@@ -21,6 +22,9 @@ impl Session {
         loop {
             let Some((pid, engine)) = self.drain.borrow_mut().met.pop_front() else { break };
             self.write_modules(engine, Some(pid))?;
+            if let Some(parent) = self.uncertain.remove(&pid) {
+                self.tell_early(parent, pid, watch)?;
+            }
             if self.described.insert(pid) {
                 let (mut exe, mut cmdline) = target::describe(pid);
                 // A process that has already ended was still our own command.
@@ -83,6 +87,7 @@ impl Session {
         self.source.admit(pid, place as u16);
         // What it computes after this is recorded.
         watch.engine(pid, &probed);
+        self.keep_maps(pid);
     }
 
     /// Positions of the engines whose base a process has mapped. By inode: on some file systems the maps and stat
@@ -103,18 +108,34 @@ impl Session {
     ) -> Result<(), WriteError> {
         let places: Vec<usize> =
             (0..self.engines.len()).filter(|&place| self.engines[place].is_in(parent)).collect();
+        let rests = fork_race::switches_at_rest(child);
         let mut ran = false;
         for &place in &places {
-            ran |= early::ran(child, &self.engines[place]);
+            ran |= fork_race::ran(child, &self.engines[place]);
             self.enter(child, place, watch);
         }
-        if !ran {
-            return Ok(());
+        if ran {
+            return self.tell_early(parent, child, watch);
         }
+        // What is recorded inside was copied with the parent's memory, and stays.
+        let copied = matches!(self.backend, CaptureBackend::Inside(_));
+        let rested = || rests.is_some() && rests == fork_race::switches_at_rest(child);
+        if !places.is_empty() && !copied && !rested() {
+            self.uncertain.insert(child, parent);
+        }
+        Ok(())
+    }
+
+    /// A child may have computed before it was probed.
+    fn tell_early(
+        &mut self,
+        parent: u32,
+        child: u32,
+        watch: &mut dyn SessionObserver,
+    ) -> Result<(), WriteError> {
         self.early += 1;
         let text = format!(
-            "process {child}, a child of {parent}, ran before it could be probed: its first computations \
-             are missing"
+            "process {child}, a child of {parent}, may have computed before it was probed: its first calls may be missing"
         );
         notice(&self.drain, &text, watch)
     }
@@ -124,8 +145,10 @@ impl Session {
         if self.early == 0 {
             return Ok(());
         }
-        let why =
-            format!("{} ran before they could be probed: their first computations are missing", self.early);
+        let why = format!(
+            "{} may have computed before they were probed: their first calls may be missing",
+            self.early
+        );
         let r = Feature { name: "children", state: Availability::Partly, why: &why };
         self.drain.borrow_mut().enc.feature(&r)
     }
@@ -176,7 +199,7 @@ impl Session {
             // It may map the rest of the engine in a moment: a probe takes effect as soon as its file is mapped.
             let mut ran = false;
             for place in 0..self.engines.len() {
-                ran |= early::ran(pid, &self.engines[place]);
+                ran |= fork_race::ran(pid, &self.engines[place]);
                 self.enter(pid, place, watch);
             }
             if ran && !self.recorded_inside.contains(&pid) {

@@ -9,10 +9,10 @@ use super::output::notice;
 use crate::capture::pmc::Counters;
 use crate::capture::pmc::follow::SharedCounters;
 use crate::capture::source::{FeatureStatus, Guard};
-use crate::host::{target, usage};
 use crate::recorder::qos::Controller;
 use crate::recorder::qos::policy::LevelDecision;
 use crate::recorder::recording::SessionObserver;
+use machine::{target, usage};
 use pfi::WriteError;
 use pfi::record::{Availability, Detail};
 

@@ -1,9 +1,9 @@
 //! Layers of a recording: they are probed in each engine, before a process loads them.
 
 use super::Session;
-use crate::engine::discover::DiscoveredEngine;
-use crate::engine::layer;
 use crate::recorder::recording::SessionObserver;
+use engine::discover::DiscoveredEngine;
+use engine::layer;
 
 impl Session {
     /// Adds the layers to an engine that does not have them yet.

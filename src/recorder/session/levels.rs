@@ -8,15 +8,15 @@ use super::calibration::{prices, top};
 use super::setup::roles;
 use crate::capture::error::RecordError;
 use crate::capture::pmc::Counters;
-use crate::engine::probes::Role;
-use crate::engine::prologue::InsnHandling;
-use crate::host::usage;
 use crate::recorder::attached::AttachedEngine;
 use crate::recorder::drain::Shown;
 use crate::recorder::qos::policy::{DetailStep, LevelDecision};
 use crate::recorder::qos::{self, Controller};
 use crate::recorder::recording::SessionObserver;
 use crate::recorder::verify::OpEnd;
+use engine::probes::Role;
+use engine::prologue::InsnHandling;
+use machine::usage;
 use pfi::WriteError;
 use pfi::record::{Availability, Detail, Feature, LevelChange};
 

@@ -3,9 +3,9 @@
 use std::cell::RefCell;
 use std::io::Write;
 
-use crate::host::usage;
 use crate::recorder::drain::Drain;
 use crate::recorder::recording::SessionObserver;
+use machine::usage;
 use pfi::record;
 use pfi::{Output, WriteError};
 

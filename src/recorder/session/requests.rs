@@ -2,8 +2,8 @@
 
 use super::Session;
 use crate::capture::skel::types::ev_kind;
-use crate::host::usage;
 use crate::recorder::recording::{RecordingProgress, SessionObserver};
+use machine::usage;
 
 impl Session {
     /// Passes on what was seen of requests since the last time.

@@ -11,10 +11,6 @@ use crate::capture::error::RecordError;
 use crate::capture::pmc;
 use crate::capture::skel::types::ev_kind;
 use crate::capture::source::{EventStats, GpuDetail};
-use crate::engine::discover::EngineModule;
-use crate::engine::probes::Role;
-use crate::engine::sequences;
-use crate::host::{machine, target, usage};
 use crate::recorder::attached::AttachedEngine;
 use crate::recorder::drain::Shown;
 use crate::recorder::event_stats::{self, OwnUsage, StatsSnapshot};
@@ -22,6 +18,10 @@ use crate::recorder::phases;
 use crate::recorder::process_tree;
 use crate::recorder::recording::{RecordingProgress, SessionCommand, SessionObserver};
 use crate::recorder::sequences::BatchSource;
+use engine::discover::EngineModule;
+use engine::probes::{Role, SAMPLER_FUNCTIONS};
+use engine::sequences;
+use machine::{hardware, target, usage};
 use pfi::Output;
 use pfi::record::{Feature, Notice};
 
@@ -178,6 +178,7 @@ impl Session {
         self.pids.remove(&pid);
         self.halted.remove(&pid);
         self.described.remove(&pid);
+        self.uncertain.remove(&pid);
         // Only a write can fail, and the next one fails again.
         let _ = self.end_state(pid);
         self.drain.borrow_mut().enc.forget_process(pid);
@@ -240,6 +241,9 @@ impl Session {
             common::order::by(&mut probed, |a, b| a.cmp(b));
             probed.dedup();
             phases::feature(&mut drain.enc, &probed, event_stats.kinds[ev_kind::EV_PHASE.0 as usize].lost)?;
+            probed.retain(|f| SAMPLER_FUNCTIONS.contains(f));
+            let lost = event_stats.kinds[ev_kind::EV_SAMPLER.0 as usize].lost;
+            drain.samplers.feature(&mut drain.enc, &probed, lost, None)?;
         }
         Ok(event_stats)
     }
@@ -272,6 +276,7 @@ impl Session {
     /// Takes the events that have arrived, and writes what belongs at a trace's end.
     fn pause(&mut self, watch: &mut dyn SessionObserver) -> Result<StatsSnapshot, RecordError> {
         self.take_all()?;
+        self.name_samplers()?;
         self.meet_processes(watch)?;
         self.submissions.write(&mut self.drain.borrow_mut().enc, false)?;
         let event_stats = self.account()?;
@@ -287,7 +292,7 @@ impl Session {
         let snapshot = self.pause(watch)?;
         self.end_states()?;
         let footer = snapshot.closing(&self.base.snapshot, why, false);
-        let machine = machine::read();
+        let machine = hardware::read();
         let header = header(&self.options, &self.backend, &machine, self.hit_ns);
         let mut drain = self.drain.borrow_mut();
         self.states.pids().for_each(|pid| drain.enc.forget_states(pid));
@@ -316,7 +321,7 @@ impl Session {
             let text = "this is the last part of a longer recording, kept by a ring";
             self.drain.borrow_mut().enc.notice(&Notice { t: usage::now() as i64, text })?;
         }
-        let machine = machine::read();
+        let machine = hardware::read();
         let header = header(&self.options, &self.backend, &machine, self.hit_ns);
         let footer = snapshot.closing(&unflat(ring.borrow().base()), "ring written out", false);
         let enc = &mut self.drain.borrow_mut().enc;

@@ -7,17 +7,17 @@ use super::output::Counted;
 use crate::capture::backend::CaptureBackend;
 use crate::capture::pmc::follow::SharedCounters;
 use crate::capture::source::{CaptureOptions, GpuDetail, Sink, Source, Structure};
-use crate::engine::probes::{ROLES, Role};
-use crate::host::btf::Btf;
-use crate::host::{machine, usage};
 use crate::recorder::drain::Drain;
 use crate::recorder::recording::RecordOptions;
+use engine::probes::{ROLES, Role};
+use machine::kernel::btf::Btf;
+use machine::{hardware, usage};
 use pfi::record::{self, Detail};
 
 pub(super) fn header<'a>(
     o: &'a RecordOptions,
     backend: &CaptureBackend,
-    m: &'a machine::Machine,
+    m: &'a hardware::Machine,
     hit_ns: u32,
 ) -> record::Header<'a> {
     let (source, transport) = backend.told(o.capture.pbuf);
@@ -46,7 +46,6 @@ pub(super) fn roles(detail: Detail, options: &RecordOptions) -> heapless::Vec<Ro
     let wanted = |role: &Role| match role {
         Role::OpEnd | Role::Op => detail >= Detail::Op,
         Role::Kernel => detail >= Detail::Op && options.capture.gpu >= GpuDetail::Kernel,
-        Role::Ticks => detail >= Detail::Op && options.capture.gpu >= GpuDetail::Kernel && options.logger,
         Role::Node | Role::Dispatch | Role::Batch => {
             detail >= Detail::Op && options.capture.gpu >= GpuDetail::Op
         }

@@ -13,13 +13,13 @@ use super::output::notice;
 use crate::capture::backend::CaptureBackend;
 use crate::capture::error::RecordError;
 use crate::capture::inside::refused::{self, Refused};
-use crate::engine::discover::{self, DiscoverError};
-use crate::engine::elf::ElfError;
-use crate::engine::layer;
-use crate::engine::search::Launch;
-use crate::host::halt::{Halt, Halts};
-use crate::host::{ready, target};
 use crate::recorder::recording::SessionObserver;
+use engine::discover::{self, DiscoverError};
+use engine::elf::ElfError;
+use engine::layer;
+use engine::search::Launch;
+use machine::halt::{Halt, Halts};
+use machine::{ready, target};
 use pfi::WriteError;
 
 impl Session {
@@ -32,13 +32,6 @@ impl Session {
         let failed =
             |source| RecordError::Command { command: argv[0].to_string_lossy().into_owned(), source };
         let mut layers = layer::variables(&self.options.layers, |name| std::env::var_os(name));
-        if self.options.logger {
-            layers.set.extend(layer::logger(|name| std::env::var_os(name)));
-            watch.tell(
-                "GGML_VK_PERF_LOGGER is set: the engine takes the times of Vulkan by itself, with a barrier after each \
-                 node, so that nothing on the device overlaps",
-            );
-        }
         for (runtime, variable) in layers.kept {
             watch.tell(&format!(
                 "{variable} is set and holds one library only: it stays, and device times of {runtime} are not recorded"

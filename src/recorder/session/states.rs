@@ -5,11 +5,11 @@ use std::time::Instant;
 
 use super::Session;
 use super::output::notice;
-use crate::host::peaks;
-use crate::host::target_state::ReadState;
-use crate::host::{target, usage};
 use crate::recorder::recording::SessionObserver;
 use crate::recorder::watched_states::{WatchedState, next};
+use machine::peaks;
+use machine::target_state::ReadState;
+use machine::{target, usage};
 use pfi::WriteError;
 use pfi::record::{self, StateAt};
 

@@ -6,10 +6,10 @@ use super::Session;
 use super::output::notice;
 use crate::capture::sched;
 use crate::capture::structure::{GLU_BASE, OPS_PER_ENGINE, TYPES_PER_ENGINE, UNARY_BASE};
-use crate::engine::discover::{DiscoveredEngine, EngineModule};
-use crate::engine::version;
-use crate::host::maps;
 use crate::recorder::recording::SessionObserver;
+use engine::discover::{DiscoveredEngine, EngineModule};
+use engine::version;
+use machine::maps;
 use pfi::record;
 use pfi::{Encoder, WriteError};
 

@@ -35,7 +35,7 @@ profinfer report --json /tmp/graphs.pfi >graphs.json
 
 def judge(run, book):
     # The expected content of a trace is defined in Rust, both for engines recorded on this machine and for these.
-    command = "cargo test --locked --test live -- --exact --ignored --nocapture fixtures::recorded_elsewhere".split()
+    command = "cargo test --locked --workspace --test live -- --exact --ignored --nocapture fixtures::recorded_elsewhere".split()
     env = os.environ | {"PROFINFER_RECORDINGS": str(run.path(""))}
     judged = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
     book.expect(judged.returncode == 0, "differs from the engine's account: " + judged.stdout[-2000:] + judged.stderr[-2000:])

@@ -10,9 +10,11 @@ import sys
 import boot
 from bed import ROOT
 
-sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "gpu")]
-import format_second_reader as reader  # noqa: E402
+sys.path[:0] = [str(ROOT / "python"), str(ROOT / "tests" / "gpu")]
 import soft_gpu  # noqa: E402
+from profinfer.blocks import Scan, Store  # noqa: E402
+from profinfer.load import Records  # noqa: E402
+from profinfer.wire import unzigzag, varints  # noqa: E402
 
 # Drivers whose handlers read a register once: registers in software do not change while one runs.
 DRIVERS = {"5.10": "panfrost", "6.12": "v3d", "7.2": "v3d"}
@@ -32,7 +34,6 @@ LIBRARY = "/usr/aarch64-linux-gnu/lib"
 FILES = {f"/usr/lib/{name}": f"{LIBRARY}/{name}" for name in ("ld-linux-aarch64.so.1", "libc.so.6")}
 FILES |= {f"/fixtures/{path.name}": path for path in (ROOT / PLACE).glob("*")}
 JOBS = 60
-DEVICE_RING, SUBMISSIONS = 32, 33
 # The engine computes from 4 s on, for some seconds; the jobs are given to the device in between.
 SCRIPT = f"""
 [ -e /fixtures/fakellama ] || {{ echo "no {PLACE}: make test-arm64 builds it" >&2; exit 1; }}
@@ -66,24 +67,18 @@ def prepare(guest):
 
 def submissions(trace):
     """Names of the rings, and of each submission its ring, process, and times: queued, handed to the device, end."""
-    rings, found = {}, []
-    for payload, first in reader.blocks(trace):
-        for kind, record in reader.records(payload):
-            if kind == DEVICE_RING:
-                ring, _, device, name = record.fields("uuss")
-                rings[ring] = (device, name)
-            if kind != SUBMISSIONS:
-                continue
-            ring, end, data = record.fields("uiy")
-            end, data = first + end, reader.Bytes(data)
-            while data.more():
-                pid, to_end, *before = (data.u() for _ in range(5))
-                end += reader.unzigzag(to_end)
-                queued, run, _ = (end - reader.unzigzag(b - 1) if b else None for b in before)
-                # Two more numbers.
-                data.u(), data.u()
-                found.append((ring, pid, queued, run, end))
-    return rings, found
+    scan = Scan(Store(trace))
+    records, found = Records(scan), []
+    assert not scan.damage + records.damage, f"{trace} is damaged"
+    for record in records.of("Submissions"):
+        end, values = record.t, varints(record.data)
+        # The last two numbers of a submission are other figures.
+        for i in range(0, len(values), 7):
+            pid, to_end, *before = values[i:i + 5]
+            end += unzigzag(to_end)
+            queued, run, _ = (end - unzigzag(b - 1) if b else None for b in before)
+            found.append((record.ring, pid, queued, run, end))
+    return {ring.id: (ring.device, ring.name) for ring in records.of("DeviceRing")}, found
 
 
 def in_order(before, after, seen, raised, queued, run, end):

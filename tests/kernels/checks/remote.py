@@ -10,6 +10,7 @@ import socket
 import subprocess
 import time
 
+import bed
 import boot
 from bed import ROOT, SLOW
 
@@ -75,6 +76,7 @@ class Machine:
     def start(self, name, *options, tokens):
         """`record --on`, in a process group of its own."""
         command = [program(), "record", "--on", f"ssh:root@127.0.0.1:{self.port}", "-o", self.here / f"{name}.pfi"]
+        command += ["--remote-program", bed.BINARIES / "profinfer"]
         engine = f"{ENGINE} -n {tokens}".split()
         env = os.environ | {"SSH": str(self.here / "ssh"), "XDG_RUNTIME_DIR": str(self.here)}
         with (self.here / f"{name}.txt").open("wb") as said:
@@ -95,7 +97,7 @@ def program():
 
 
 def prepare(guest):
-    """Builds the program of this machine, which copies the static one of dist/; makes a key, and finds a free port."""
+    """Builds the program of this machine, which copies the static one; makes a key, and finds a free port."""
     for tool in ("ssh", "ssh-keygen"):
         if not shutil.which(tool):
             raise boot.Absent(f"no {tool}: scripts/setup.sh installs it")
@@ -114,6 +116,8 @@ def beside(guest, runs):
     configure(guest, machine)
     for name in ("first", "second"):
         code = machine.start(name, tokens=TOKENS).wait(PATIENCE)
+        # Its guard closes what the kernel is slow to close, and ends after it.
+        machine.until(f"nothing is left after {name}", lambda: machine.state() == ["program"])
         machine.write(name, {"code": code, "left": machine.state()})
     for name, number in (("stopped", signal.SIGINT), ("killed", signal.SIGKILL)):
         interrupt(machine, name, number)

@@ -3,11 +3,11 @@
 use std::collections::HashMap;
 use std::path::Path;
 
+use agent::recorder::requests::Requests;
+use agent::recorder::tally::{Histogram, RequestTally};
 use pfi::Trace;
-use pfi::record::{Chunk, Device, Entry, MemoryCall, Record, ServerTask, Token};
-use profinfer::recorder::requests::{RequestCall, Requests};
-use profinfer::recorder::tally::{Histogram, RequestTally};
-use profinfer::recorder::tasks::Arrival;
+use pfi::record::{Device, Entry, MemoryCall, Record, ServerTask, Token};
+use requests::{Arrival, Call, CallBatch};
 use serde_json::{Value, json};
 
 enum Happened {
@@ -30,8 +30,8 @@ impl Happened {
 pub fn view(file: &Path) -> Value {
     let trace = Trace::open(file).expect("a trace");
     let mut happened: Vec<Happened> = Vec::new();
-    // Context and chunks, by the number of the call.
-    let mut batches: HashMap<u64, (u64, Vec<Chunk>)> = HashMap::new();
+    // By the number of the call.
+    let mut batches: HashMap<u64, CallBatch> = HashMap::new();
     for i in 0..trace.blocks().len() {
         let Ok(block) = trace.block(i) else { continue };
         for record in block.records().flatten() {
@@ -41,8 +41,7 @@ pub fn view(file: &Path) -> Value {
                 Record::ServerTask(task) => happened.push(Happened::Task(task)),
                 Record::Ubatch(batch) => {
                     let known = batches.entry(batch.token.unwrap_or(u64::MAX)).or_default();
-                    known.0 = batch.context;
-                    known.1.extend(pfi::chunks(&batch));
+                    known.add(&batch, pfi::chunks(&batch), usize::MAX);
                 }
                 _ => {}
             }
@@ -55,18 +54,15 @@ pub fn view(file: &Path) -> Value {
             Happened::Call(call) if call.entry == Entry::Encode || call.cut => {}
             Happened::Call(call) => {
                 let batch = batches.get(&call.seq);
-                let end = (call.device != Device::Unseen).then_some(what.at() as u64);
-                let (width, context) = (call.n_tokens.unwrap_or(0), batch.map_or(1, |(context, _)| *context));
-                let call =
-                    RequestCall { pid: call.pid, run: call.pid, context, width, start: call.t as u64, end };
-                match batch {
-                    Some((_, chunks)) => requests.chunks(&call, chunks),
-                    None => requests.call(&call),
-                }
+                let (start, end, seen) = (call.t, what.at(), call.device != Device::Unseen);
+                let (width, context) = (call.n_tokens.unwrap_or(0), batch.map_or(1, |batch| batch.context));
+                let (id, pid) = (call.seq, call.pid);
+                let call = Call { id, pid, context, width, start, end, seen, encodes: false };
+                requests.call(pid, &call, batch.map_or(&[][..], |batch| &batch.chunks));
             }
             Happened::Memory(call) => requests.memory(call, false),
             Happened::Task(task) => {
-                let at = *arrived.entry(task.task).or_insert(task.t as u64);
+                let at = *arrived.entry(task.task).or_insert(task.t);
                 requests.arrival(&Arrival { pid: task.pid, at, seq: task.seq });
             }
         }

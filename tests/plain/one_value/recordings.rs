@@ -23,7 +23,10 @@ fn finished(s: Made) -> Vec<u8> {
 
 /// A prompt, and tokens.
 fn dense(spec: Spec) -> Made {
-    let mut s = Synth::new(Vec::new(), spec);
+    computed(Synth::new(Vec::new(), spec))
+}
+
+fn computed(mut s: Made) -> Made {
     s.call(7, even);
     (0..6).for_each(|_| s.call(1, even));
     s
@@ -50,7 +53,7 @@ fn pinned() -> Made {
 
 /// Two threads take turns on one CPU: each displaces the other.
 fn oversubscribed() -> Made {
-    let mut s = dense(Spec::default());
+    let mut s = Synth::new(Vec::new(), Spec::default());
     s.enc.feature(&causes::feature("scheduler", pfi::record::Availability::Whole, "")).expect("written");
     s.enc.task(TID, "llama").expect("written");
     s.enc.task(TID + 1, "llama").expect("written");
@@ -68,6 +71,8 @@ fn oversubscribed() -> Made {
             .expect("written");
         s.enc.off_cpu(&slept(1 - ith, t + 1200, 400, 100)).expect("written");
     }
+    // An interval is recorded when it ends, the ops around it later.
+    let mut s = computed(s);
     let state = TargetState {
         pid: PID,
         affinity: "0",

@@ -6,7 +6,7 @@ use std::process::Command;
 
 use serde_json::{Map, Value, json};
 
-use analysis::live::Live;
+use analysis::streams::live::Live;
 use pfi::Trace;
 
 use super::text;
@@ -215,7 +215,7 @@ fn top(file: &Path) -> Value {
 
 /// The tables of the reader for Python, by file.
 fn python(files: &[&Path]) -> Value {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let root = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."));
     let out = Command::new("python3")
         .arg(root.join("tests/plain/one_value/tables.py"))
         .args(files)

@@ -1,7 +1,7 @@
 //! Calls of the engine.
 
-use analysis::calls::CallSource;
-use analysis::sequences::CallKind;
+use analysis::recorded::calls::CallSource;
+use analysis::recorded::sequences::CallKind;
 use parquet::errors::Result;
 use pfi::record::Entry;
 

@@ -1,7 +1,7 @@
 //! Processes and their contexts: the table of runs in `report`.
 
-use analysis::model::ModelFacts;
-use analysis::stacks::model_name;
+use analysis::recorded::model::ModelFacts;
+use analysis::streams::stacks::model_name;
 use parquet::errors::Result;
 
 use crate::column::{RUN, Table, int, long, real, text};

@@ -5,6 +5,7 @@ mod contexts;
 mod counters;
 mod experts;
 mod fallbacks;
+mod kernels;
 mod offcpu;
 mod ops;
 mod requests;
@@ -31,4 +32,5 @@ pub const TABLES: &[&Table] = &[
     &experts::TABLE,
     &splits::TABLE,
     &fallbacks::TABLE,
+    &kernels::TABLE,
 ];

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use analysis::attribution::sched::runnable;
+use analysis::sums::attribution::sched::runnable;
 use parquet::errors::Result;
 use pfi::record::{OffCpu, Tristate};
 

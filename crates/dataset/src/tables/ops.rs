@@ -1,8 +1,8 @@
 //! Ops: one row per op slice, with the times of timelines and of the report.
 
-use analysis::lanes::process_of;
-use analysis::op_cpus::CpuChanges;
-use analysis::ops::Edges;
+use analysis::streams::lanes::process_of;
+use analysis::sums::op_cpus::CpuChanges;
+use analysis::sums::ops::Edges;
 use parquet::errors::Result;
 use pfi::slice_iter;
 

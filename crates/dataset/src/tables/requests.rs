@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use analysis::sequences::request_rows;
+use analysis::recorded::sequences::request_rows;
 use parquet::errors::Result;
 
 use crate::column::{RUN, Table, boolean, int, long};

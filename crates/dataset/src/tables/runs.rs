@@ -1,8 +1,8 @@
 //! Runs: the machine, the engine, the model, and the figures of a run in one row.
 
-use analysis::calls::{Latency, Phase};
-use analysis::clusters::clusters;
-use analysis::report::PhaseReport;
+use analysis::questions::report::PhaseReport;
+use analysis::recorded::calls::{Latency, Phase};
+use analysis::recorded::clusters::clusters;
 use common::redact;
 use parquet::errors::Result;
 use pfi::record::{Module, StateAt};

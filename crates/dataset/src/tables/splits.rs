@@ -2,8 +2,8 @@
 
 use std::collections::HashMap;
 
-use analysis::calls::on_device;
-use analysis::tables::backend_name;
+use analysis::recorded::calls::on_device;
+use analysis::sums::tables::backend_name;
 use parquet::errors::Result;
 use pfi::record::Device;
 

@@ -2,8 +2,8 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use analysis::describe::{Ident, form, is_leaf, op_desc, tensor_bytes};
-use analysis::load::HitTensors;
+use analysis::recorded::describe::{Ident, form, is_leaf, op_desc, tensor_bytes};
+use analysis::recorded::load::HitTensors;
 use common::order;
 use ggml::names::fold;
 use parquet::errors::Result;

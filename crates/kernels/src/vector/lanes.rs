@@ -42,6 +42,7 @@ lane_function!(Zip SiluMul {} <S>(a, b) { S::mul(Silu {}.of::<S>(a), b) });
 lane_function!(Zip GeluMul {} <S>(a, b) { S::mul(Gelu {}.of::<S>(a), b) });
 lane_function!(Map Scale { factor: f32, bias: f32 } <S>(x) { S::fma(x, S::splat(factor), S::splat(bias)) });
 lane_function!(Map ExpMinus { max: f32 } <S>(x) { S::exp(S::sub(x, S::splat(max))) });
+lane_function!(Map Sqr {} <S>(x) { S::mul(x, x) });
 lane_function!(Map Tanh {} <S>(x) { S::tanh(x) });
 lane_function!(Map OnePlusExpMinus {} <S>(x) { S::add(S::splat(1.0), S::exp(S::sub(S::splat(0.0), x))) });
 lane_function!(Map Sigmoid {} <S>(x) { S::div(S::splat(1.0), OnePlusExpMinus {}.of::<S>(x)) });
@@ -101,7 +102,7 @@ macro_rules! maps {
         }
     )*};
 }
-maps! { silu = Silu {}; gelu = Gelu {}; sigmoid = Sigmoid {}; tanh = Tanh {}; }
+maps! { sqr = Sqr {}; silu = Silu {}; gelu = Gelu {}; sigmoid = Sigmoid {}; tanh = Tanh {}; }
 
 macro_rules! zips {
     ($($name:ident = $f:expr;)*) => {$(

@@ -7,6 +7,7 @@
 mod lanes;
 pub mod scalar;
 
+use super::Isa;
 use super::simd::per_isa;
 
 /// Which elements of a head form a pair that is rotated together.
@@ -81,6 +82,8 @@ per_isa! {
     pub fn mul(a: &[f32], b: &[f32], y: &mut [f32]) = lanes::mul, scalar::mul;
     /// y = a / b.
     pub fn div(a: &[f32], b: &[f32], y: &mut [f32]) = lanes::div, scalar::div;
+    /// y = x².
+    pub fn sqr(x: &[f32], y: &mut [f32]) = lanes::sqr, scalar::sqr;
     /// y = x·factor + bias.
     pub fn scale(x: &[f32], factor: f32, bias: f32, y: &mut [f32]) = lanes::scale, scalar::scale;
     /// y = softmax(x·factor + mask). If all elements are masked (-inf), the result is zeros.
@@ -93,6 +96,18 @@ per_isa! {
     pub fn f16_to_f32(x: &[u16], y: &mut [f32]) = lanes::f16_to_f32, scalar::f16_to_f32;
     /// Widens bfloat16 values.
     pub fn bf16_to_f32(x: &[u16], y: &mut [f32]) = lanes::bf16_to_f32, scalar::bf16_to_f32;
+}
+
+/// The mean of all elements; 0 of none.
+pub fn mean(isa: Isa, x: &[f32]) -> f32 {
+    sum(isa, x) / x.len().max(1) as f32
+}
+
+/// y = √x, which every instruction set rounds to the nearest; NaN for negative numbers.
+pub fn sqrt(x: &[f32], y: &mut [f32]) {
+    for (x, y) in x.iter().zip(y) {
+        *y = x.sqrt();
+    }
 }
 
 /// Rounds to bfloat16, to nearest even; NaN stays NaN.

@@ -97,6 +97,10 @@ pub fn div(a: &[f32], b: &[f32], y: &mut [f32]) {
     zip(a, b, y, |a, b| a / b);
 }
 
+pub fn sqr(x: &[f32], y: &mut [f32]) {
+    map(x, y, |x| x * x);
+}
+
 pub fn scale(x: &[f32], factor: f32, bias: f32, y: &mut [f32]) {
     map(x, y, |x| x * factor + bias);
 }

@@ -60,9 +60,35 @@ proptest! {
         compare!(n, 0.0, 0.0, add(&x, &b));
         compare!(n, 0.0, 0.0, mul(&x, &b));
         compare!(n, 0.0, 0.0, div(&x, &b));
+        compare!(n, 0.0, 0.0, sqr(&x));
         compare!(n, 1e-6, 1e-6, scale(&x, factor, 0.5));
         for isa in isas() {
             prop_assert!((sum(isa, &x) - scalar::sum(&x)).abs() <= 1e-5 * n as f32);
+            let mean_of = x.iter().map(|v| f64::from(*v)).sum::<f64>() / n.max(1) as f64;
+            prop_assert!((f64::from(mean(isa, &x)) - mean_of).abs() <= 1e-5);
+        }
+    }
+
+    #[test]
+    fn a_norm_from_its_parts_is_the_norm(x in numbers(-9.0..9.0)) {
+        let n = x.len();
+        for isa in isas().chain([Isa::Scalar]) {
+            let (mut squares, mut root, mut parts, mut norm) = (vec![0.0; n], [0.0], vec![0.0; n], vec![0.0; n]);
+            sqr(isa, &x, &mut squares);
+            sqrt(&[mean(isa, &squares) + 1e-5], &mut root);
+            parts.iter_mut().zip(&x).for_each(|(y, x)| *y = x / root[0]);
+            rms_norm(isa, &x, None, 1e-5, &mut norm);
+            // Squares are rounded, and so is the reciprocal.
+            close(&parts, &norm, 2e-6, 1e-12)?;
+        }
+    }
+
+    #[test]
+    fn roots_are_rounded_to_the_nearest(x in numbers(0.0..9e9)) {
+        let mut got = vec![9.0; x.len()];
+        sqrt(&x, &mut got);
+        for (x, y) in x.iter().zip(got) {
+            prop_assert_eq!(y, f64::from(*x).sqrt() as f32);
         }
     }
 

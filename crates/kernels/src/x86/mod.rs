@@ -129,11 +129,18 @@ fn run_mapped(job: &MatmulJob<'_>, scratch: &mut [u8], packed: Option<&'static R
     }
 }
 
-/// Prepares all complete blocks, if this format is supported; see [`super::prepare_row`].
-pub(super) fn prepare_row(isa: Isa, format: ActivationFormat, src: &[f32], dst: &mut [u8]) -> bool {
+/// Prepares all complete blocks, if this format is supported; see [`super::prepare_row`]. `row`: the value of largest magnitude,
+/// if the row has one scale.
+pub(super) fn prepare_row(
+    isa: Isa,
+    format: ActivationFormat,
+    row: Option<f32>,
+    src: &[f32],
+    dst: &mut [u8],
+) -> bool {
     match isa {
-        Isa::Avx512Vnni => avx512::prepare_row(format, src, dst),
-        Isa::Avx2 => avx2::prepare_row(format, src, dst),
+        Isa::Avx512Vnni => avx512::prepare_row(format, row, src, dst),
+        Isa::Avx2 => avx2::prepare_row(format, row, src, dst),
         _ => false,
     }
 }

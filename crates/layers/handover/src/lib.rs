@@ -52,7 +52,7 @@ pub const CUPTI: u64 = 2;
 /// CUPTI, of kernels that a CUDA graph has launched: the node that they belong to is not known.
 pub const CUPTI_GRAPH: u64 = 3;
 
-/// Why kernels have no times, in the order of the recorder's `REASONS` (src/recorder/kernels.rs).
+/// Why kernels have no times, in the order of the recorder's `REASONS` (src/recorder/device_kernels.rs).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Reason {

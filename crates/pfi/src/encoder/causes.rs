@@ -47,6 +47,9 @@ impl WrittenCpus {
     }
 }
 
+/// Names of samplers remembered at a time; llama.cpp has some twenty in each process.
+const MAX_SAMPLERS: usize = 8192;
+
 /// Identifies the run of slices that counter values belong to, with that run's own numbers.
 #[derive(Debug, Clone, Copy)]
 pub struct CounterRun {
@@ -184,6 +187,33 @@ impl<W: Write> Encoder<W> {
     pub fn phase_call(&mut self, r: &PhaseCall) -> Result<(), WriteError> {
         self.begin_at(r.pid, r.t, r.dur)?;
         self.open.put(Record::PhaseCall(*r))
+    }
+
+    /// The name of a sampler, written here and where a SamplerCall record needs it. Without room for another it is not
+    /// kept, and is written only here.
+    ///
+    /// # Errors
+    /// The trace cannot be written.
+    pub fn sampler_name(&mut self, r: &SamplerName) -> Result<(), WriteError> {
+        self.begin()?;
+        let mut d = def(&Record::SamplerName(*r))?;
+        self.open.put_def(&mut d)?;
+        if self.samplers.len() < MAX_SAMPLERS || self.samplers.contains_key(&r.id) {
+            self.samplers.insert(r.id, d);
+        }
+        Ok(())
+    }
+
+    /// A call of a sampler.
+    ///
+    /// # Errors
+    /// The trace cannot be written.
+    pub fn sampler_call(&mut self, r: &SamplerCall) -> Result<(), WriteError> {
+        self.begin_at(r.pid, r.t, r.dur)?;
+        if let Some(d) = self.samplers.get_mut(&r.sampler) {
+            self.open.put_def(d)?;
+        }
+        self.open.put(Record::SamplerCall(*r))
     }
 
     /// A sensor; kept for the last block, and written in each block that has samples.

@@ -7,6 +7,7 @@ use super::axis::{Axis, label};
 use super::words;
 use super::{Chart, Look, Panel, Scale, ScaleKind, Series};
 use crate::dag::xml;
+use crate::table::cut;
 
 /// Width of a drawing: as a file, and on a page, where it also has to be readable on a phone.
 const WIDTH: f64 = 760.0;
@@ -21,6 +22,10 @@ const MARGIN: f64 = 16.0;
 const BEYOND: f64 = 76.0;
 /// Maximum letters of a name in the legend; the tooltips have all of it.
 const LONGEST: usize = 64;
+/// Names beside places: their size, and the maximum letters and number of them.
+const LABEL_FONT: f64 = 10.0;
+const LONGEST_LABEL: usize = 24;
+const LABELS: usize = 400;
 /// Maximum length of a tooltip.
 const LONGEST_TIP: usize = 400;
 
@@ -67,7 +72,7 @@ pub fn file(out: &mut dyn Write, chart: &Chart) -> io::Result<()> {
     writeln!(
         out,
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height:.0}\" width=\"{WIDTH}\" \
-         height=\"{height:.0}\" font-family=\"system-ui, sans-serif\" font-size=\"{FONT}\" fill=\"currentColor\" \
+         height=\"{height:.0}\" style=\"max-width:100%;height:auto\" font-family=\"system-ui, sans-serif\" font-size=\"{FONT}\" fill=\"currentColor\" \
          role=\"img\" aria-labelledby=\"t d\">"
     )?;
     writeln!(
@@ -127,6 +132,7 @@ fn panels(body: &mut String, y: &mut f64, chart: &Chart, width: f64) {
         for s in &panel.series {
             series(body, s, (&x, panel.x.beyond.is_some()), &up);
         }
+        labels(body, panel, &x, &up);
         body.push_str("</g>\n");
         *y = foot + FOOT;
     }
@@ -142,7 +148,7 @@ fn legend(body: &mut String, y: &mut f64, panel: &Panel, width: f64) {
     *y += LINE + 4.0;
     body.push_str("<g class=\"legend\">\n");
     for s in named {
-        let name = words::cut(&s.name, LONGEST);
+        let name = cut(&s.name, LONGEST);
         let wide = 30.0 + words::width(&name, FONT);
         if x > LEFT && x + wide > width - MARGIN {
             (x, *y) = (LEFT, *y + LINE);
@@ -170,7 +176,9 @@ fn stroke(look: Look) -> String {
 fn values(panel: &Panel, of: fn((f64, f64)) -> f64) -> Vec<f64> {
     let marks = panel.series.iter().flat_map(|s| s.points.iter().map(|p| (p.x, p.y)));
     let lines = panel.series.iter().flat_map(|s| s.line.iter().copied());
-    marks.chain(lines).map(of).filter(|v| v.is_finite()).collect()
+    let strokes =
+        panel.series.iter().flat_map(|s| &s.strokes).flat_map(|[from, to, y]| [(*from, *y), (*to, *y)]);
+    marks.chain(lines).chain(strokes).map(of).filter(|v| v.is_finite()).collect()
 }
 
 fn axis(scale: &Scale, values: Vec<f64>, from: f64, to: f64) -> Axis {
@@ -251,13 +259,13 @@ fn grid(body: &mut String, panel: &Panel, (x, y): (&Axis, &Axis), (top, foot): (
 
 fn series(body: &mut String, s: &Series, (x, beyond): (&Axis, bool), y: &Axis) {
     let placed = |(a, b): (f64, f64)| b.is_finite() && (a.is_finite() || beyond && a == f64::INFINITY);
-    let name = words::cut(&s.name, LONGEST);
+    let name = cut(&s.name, LONGEST);
     let _ = writeln!(body, "<g class=\"series\" aria-label=\"{}\">", xml(&name));
     if !s.points.is_empty() {
         let (colour, shape) = (s.look.colour(), s.look.shape());
         let _ = writeln!(body, "<g class=\"marks\" fill=\"{colour}\" fill-opacity=\".75\">");
         for p in s.points.iter().filter(|p| placed((p.x, p.y))) {
-            let about = xml(&words::cut(&p.about, LONGEST_TIP));
+            let about = xml(&cut(&p.about, LONGEST_TIP));
             let _ = writeln!(
                 body,
                 "<path d=\"M{:.1} {:.1}{shape}\"><title>{about}</title></path>",
@@ -267,12 +275,25 @@ fn series(body: &mut String, s: &Series, (x, beyond): (&Axis, bool), y: &Axis) {
         }
         body.push_str("</g>\n");
     }
+    if !s.strokes.is_empty() {
+        let wide = ((y.to - y.from) / (y.high - y.low)).abs() * 0.8;
+        let mut path = String::new();
+        for [from, to, at] in s.strokes.iter().filter(|s| s.iter().all(|v| v.is_finite())) {
+            let _ = write!(path, "M{:.1} {:.1}H{:.1}", x.at(*from), y.at(*at), x.at(*to));
+        }
+        let _ = writeln!(
+            body,
+            "<path class=\"strokes\" d=\"{path}\" stroke=\"{}\" stroke-width=\"{:.1}\"/>",
+            s.look.colour(),
+            wide.clamp(0.8, 6.0)
+        );
+    }
     if let [_, _, ..] = &*s.line {
         let mut path = String::new();
         for (i, (a, b)) in s.line.iter().filter(|p| placed(**p)).enumerate() {
             let _ = write!(path, "{}{:.1} {:.1}", if i == 0 { 'M' } else { 'L' }, at(x, *a), at(y, *b));
         }
-        let about = xml(&words::cut(&s.line_about, LONGEST_TIP));
+        let about = xml(&cut(&s.line_about, LONGEST_TIP));
         let _ = writeln!(
             body,
             "<path class=\"line\" d=\"{path}\" {}><title>{about}</title></path>",
@@ -280,4 +301,24 @@ fn series(body: &mut String, s: &Series, (x, beyond): (&Axis, bool), y: &Axis) {
         );
     }
     body.push_str("</g>\n");
+}
+
+/// Names beside their places, as far as there is room.
+fn labels(body: &mut String, panel: &Panel, x: &Axis, y: &Axis) {
+    let mut taken: Vec<[f64; 4]> = Vec::new();
+    let placed = |(a, b, _): &&(f64, f64, String)| a.is_finite() && b.is_finite();
+    for (a, b, name) in panel.series.iter().flat_map(|s| &s.labels).filter(placed).take(LABELS) {
+        let name = cut(name, LONGEST_LABEL);
+        let wide = words::width(&name, LABEL_FONT);
+        let (at, up) = (x.at(*a), y.at(*b));
+        // To the left of places near the end.
+        let left = if at + 7.0 + wide > x.to { at - 7.0 - wide } else { at + 7.0 };
+        let room = [left, up - LABEL_FONT / 2.0, left + wide, up + LABEL_FONT / 2.0];
+        let covers = |t: &[f64; 4]| room[0] < t[2] && t[0] < room[2] && room[1] < t[3] && t[1] < room[3];
+        if left < x.from || taken.iter().any(covers) {
+            continue;
+        }
+        taken.push(room);
+        text(body, (left, up + 3.5), &format!("class=\"label\" font-size=\"{LABEL_FONT}\""), &name);
+    }
 }

@@ -59,6 +59,10 @@ pub struct Series {
     pub line: Vec<(f64, f64)>,
     /// Tooltip of the line.
     pub line_about: String,
+    /// Horizontal strokes: from x, to x, at y.
+    pub strokes: Vec<[f64; 3]>,
+    /// Names beside places. One that would cover another is left out.
+    pub labels: Vec<(f64, f64, String)>,
 }
 
 /// Colour and shape: kinds differ in both.

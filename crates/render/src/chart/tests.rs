@@ -10,6 +10,9 @@ fn chart() -> Chart {
         points: vec![mark(10.0, 2.0), mark(100.0, 7.5), mark(f64::INFINITY, 4.0)],
         line: vec![(10.0, 2.0), (100.0, 8.0)],
         line_about: NASTY.into(),
+        strokes: vec![[20.0, 30.0, 1.0]],
+        // The second has no room, the third is near the end.
+        labels: [10.0, 10.0, 100.0].map(|x| (x, 2.0, NASTY.to_owned())).to_vec(),
     };
     let mut x = Scale::new("length (tokens)", ScaleKind::Log);
     x.beyond = Some("never");
@@ -44,6 +47,9 @@ fn marks_are_where_the_ticks_say() {
         assert_eq!(at.len(), 3);
         assert!((at[0] - tick("10")).abs() < 0.2 && (at[1] - tick("100")).abs() < 0.2, "{at:?}");
         assert!(at[2] > at[1] && (at[2] - tick("never")).abs() < 0.2, "{at:?}");
+        assert_eq!(svg.matches("class=\"label\"").count(), 2, "one has no room");
+        let stroke = after(&svg, "class=\"strokes\" d=\"M");
+        assert!(at[0] < stroke && stroke < at[1], "{stroke}");
         assert!(svg.contains(">length (tokens), logarithmic</text>") && svg.contains(">time (ms)</text>"));
     }
 }
@@ -68,6 +74,8 @@ fn nothing_to_draw_is_drawn() {
             points: [f64::NAN, 0.0, -1.0, f64::INFINITY, 1e300]
                 .map(|v| Mark { x: v, y: v, about: String::new() })
                 .to_vec(),
+            strokes: vec![[f64::NAN; 3], [0.0, f64::INFINITY, 1.0], [0.0, 1e300, 1.0]],
+            labels: [f64::NAN, f64::INFINITY, 1e300].map(|v| (v, v, "n".to_owned())).to_vec(),
             ..Series::default()
         };
         let hard = Panel { series: vec![odd], ..panel.clone() };

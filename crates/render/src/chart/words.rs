@@ -1,5 +1,7 @@
 //! Text within a drawing: breaks it into lines by an estimate of its width, because the font is not known.
 
+use crate::table::cut;
+
 /// Mean width of a letter, and of a capital, in units of the font's size.
 const LETTER: f64 = 0.54;
 const CAPITAL: f64 = 0.7;
@@ -28,14 +30,6 @@ pub fn lines(text: &str, size: f64, room: f64) -> Vec<String> {
     }
     out.extend(Some(open).filter(|l| !l.is_empty()));
     out
-}
-
-/// At most `most` letters.
-pub fn cut(text: &str, most: usize) -> String {
-    match text.char_indices().nth(most) {
-        None => text.to_owned(),
-        Some(_) => text.chars().take(most.saturating_sub(1)).chain(['\u{2026}']).collect(),
-    }
 }
 
 #[cfg(test)]

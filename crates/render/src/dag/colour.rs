@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use analysis::dag::{Dag, Metric};
+use analysis::questions::dag::{Dag, Metric};
 
 /// Ends and middle of the scale, from low to high; lightness decreases evenly.
 pub const STOPS: [[f64; 3]; 3] = [[255.0, 247.0, 220.0], [253.0, 150.0, 60.0], [140.0, 20.0, 30.0]];
@@ -44,11 +44,19 @@ pub struct Scale {
 impl Scale {
     /// None if no node has a value.
     pub fn of(dag: &Dag, metric: Metric) -> Option<Scale> {
-        let values = || dag.nodes.iter().filter_map(|n| n.figures[metric as usize]).map(|s| s.median);
+        Scale::over(&[dag], metric)
+    }
+
+    /// One scale for several graphs.
+    pub fn over(dags: &[&Dag], metric: Metric) -> Option<Scale> {
+        let nodes = || dags.iter().flat_map(|dag| &dag.nodes);
+        let values = || nodes().filter_map(|n| n.figures[metric as usize]).map(|s| s.median);
         let low = values().reduce(f64::min)?;
         let high = values().reduce(f64::max)?;
-        let amount =
-            matches!(metric, Metric::Time | Metric::Bytes | Metric::Flops | Metric::Faults | Metric::Counted);
+        let amount = matches!(
+            metric,
+            Metric::Median | Metric::Time | Metric::Bytes | Metric::Flops | Metric::Faults | Metric::Counted
+        );
         Some(Scale { low, high, log: amount && low > 0.0 && high > 10.0 * low })
     }
 

@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use super::json::{lines, member};
 use crate::table::{Style, clean};
 use crate::units;
-use analysis::dag::compare::{DagComparison, Extra, LayerPair};
+use analysis::questions::dag::compare::{DagComparison, Extra, LayerPair};
 
 /// Writes the comparison as text. `names` are the two files.
 pub fn text(out: &mut dyn Write, c: &DagComparison, names: [&str; 2], style: &Style) -> io::Result<()> {

@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 
-use analysis::dag::{Dag, METRICS, Metric, Node};
+use analysis::questions::dag::{Dag, METRICS, Metric, Node};
 use common::plain::Json;
 use serde::ser::SerializeMap;
 use serde::{Serialize, Serializer};

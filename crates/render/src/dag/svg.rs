@@ -5,8 +5,9 @@ use std::io::{self, Write};
 use super::colour::{Colour, Scale};
 use super::layout::{DagLayout, layout};
 use super::{block_title, legend, lines, shape, title, value, xml};
+use crate::table::cut;
 use crate::units::pct;
-use analysis::dag::{Dag, METRICS, Metric, NodeRole};
+use analysis::questions::dag::{Dag, METRICS, Metric, Node, NodeRole};
 use common::order;
 
 /// Letter size in pixels; the font is monospaced, so widths are known without it.
@@ -40,6 +41,41 @@ pub fn write(out: &mut dyn Write, dag: &Dag, metric: Metric) -> io::Result<()> {
     draw(out, dag, metric, false)
 }
 
+/// Writes drawings side by side, each below its name, with one scale of colours.
+pub fn beside(out: &mut dyn Write, dags: &[(String, Dag)], metric: Metric) -> io::Result<()> {
+    let all: Vec<&Dag> = dags.iter().map(|(_, dag)| dag).collect();
+    let scale = Scale::over(&all, metric);
+    let (mut parts, mut width, mut height) = (Vec::new(), 0.0, 0.0_f64);
+    for (name, dag) in dags {
+        let part = Part { x: width, name };
+        let (w, h) = picture(&mut parts, dag, metric, scale, Frame::Beside(part), None)?;
+        (width, height) = (width + w, height.max(h));
+    }
+    writeln!(
+        out,
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width:.0} {height:.0}\" width=\"{width:.0}\" \
+         height=\"{height:.0}\">"
+    )?;
+    out.write_all(&parts)?;
+    writeln!(out, "</svg>")
+}
+
+/// What a drawing is a part of.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Frame<'d> {
+    /// A file of its own.
+    File,
+    Page,
+    Beside(Part<'d>),
+}
+
+/// One of several drawings: where it begins, and its name.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Part<'d> {
+    x: f64,
+    name: &'d str,
+}
+
 /// Writes the drawing as a part of a page that has its own title and legend. `metric` is the initial colouring;
 /// boxes have room for the values of all other metrics. Each box is a `g` of class `n` whose value has class `v`,
 /// in the order of [`drawn`].
@@ -55,7 +91,8 @@ pub struct BoxTint {
 
 /// The same with the given tints, by node; a node without one is drawn as unknown.
 pub fn tinted(out: &mut dyn Write, dag: &Dag, tints: &[Option<BoxTint>]) -> io::Result<()> {
-    picture(out, dag, Metric::Time, true, Some(tints))
+    let scale = Scale::of(dag, Metric::Time);
+    picture(out, dag, Metric::Time, scale, Frame::Page, Some(tints)).map(drop)
 }
 
 /// The nodes that have a box.
@@ -64,16 +101,20 @@ pub fn drawn(dag: &Dag) -> Vec<usize> {
 }
 
 fn draw(out: &mut dyn Write, dag: &Dag, metric: Metric, page: bool) -> io::Result<()> {
-    picture(out, dag, metric, page, None)
+    let frame = if page { Frame::Page } else { Frame::File };
+    picture(out, dag, metric, Scale::of(dag, metric), frame, None).map(drop)
 }
 
+/// Returns width and height.
 fn picture(
     out: &mut dyn Write,
     dag: &Dag,
     metric: Metric,
-    page: bool,
+    scale: Option<Scale>,
+    frame: Frame<'_>,
     tints: Option<&[Option<BoxTint>]>,
-) -> io::Result<()> {
+) -> io::Result<(f64, f64)> {
+    let page = frame == Frame::Page;
     let users = users(dag);
     let mut drawn: Vec<Drawn> =
         drawn(dag).into_iter().map(|node| drawn_box(dag, node, metric, page, &users)).collect();
@@ -101,9 +142,8 @@ fn picture(
     let forward: Vec<(usize, usize)> = edges.iter().filter(|e| !e.2).map(|e| (e.0, e.1)).collect();
     let places = layout(&sizes, &forward);
     let back: Vec<(usize, usize)> = edges.iter().filter(|e| e.2).map(|e| (e.0, e.1)).collect();
-    let scale = Scale::of(dag, metric);
     let picture =
-        SvgDrawing { dag, metric, scale, page, tints, drawn: &drawn, sizes: &sizes, places: &places };
+        SvgDrawing { dag, metric, scale, frame, page, tints, drawn: &drawn, sizes: &sizes, places: &places };
     picture.write(out, &back)
 }
 
@@ -151,13 +191,6 @@ fn text(dag: &Dag, node: usize, metric: Metric, users: &[usize]) -> Vec<String> 
     all
 }
 
-fn cut(line: &str) -> String {
-    if line.chars().count() <= LONGEST {
-        return line.to_owned();
-    }
-    line.chars().take(LONGEST - 1).chain(['…']).collect()
-}
-
 fn size(drawn: &Drawn) -> (f64, f64) {
     (drawn.letters as f64 * CHAR + 2.0 * PAD, drawn.lines.len() as f64 * LINE + 2.0 * PAD)
 }
@@ -166,6 +199,7 @@ struct SvgDrawing<'d> {
     dag: &'d Dag,
     metric: Metric,
     scale: Option<Scale>,
+    frame: Frame<'d>,
     page: bool,
     tints: Option<&'d [Option<BoxTint>]>,
     drawn: &'d [Drawn],
@@ -174,7 +208,7 @@ struct SvgDrawing<'d> {
 }
 
 impl SvgDrawing<'_> {
-    fn write(&self, out: &mut dyn Write, back: &[(usize, usize)]) -> io::Result<()> {
+    fn write(&self, out: &mut dyn Write, back: &[(usize, usize)]) -> io::Result<(f64, f64)> {
         let dag = self.dag;
         let head = self.head();
         let letters = head.iter().map(|l| l.chars().count()).max().unwrap_or(0);
@@ -183,7 +217,11 @@ impl SvgDrawing<'_> {
         let top = MARGIN + head.len() as f64 * (LINE + 2.0) + room;
         let width = self.places.width.max(letters as f64 * CHAR) + 2.0 * MARGIN;
         let height = self.places.height + top + MARGIN;
-        let name = if self.page { "id=\"dag\"" } else { "xmlns=\"http://www.w3.org/2000/svg\"" };
+        let name = match self.frame {
+            Frame::Page => "id=\"dag\"".to_owned(),
+            Frame::File => "xmlns=\"http://www.w3.org/2000/svg\"".to_owned(),
+            Frame::Beside(part) => format!("x=\"{:.0}\"", part.x),
+        };
         writeln!(
             out,
             "<svg {name} viewBox=\"0 0 {width:.0} {height:.0}\" width=\"{width:.0}\" \
@@ -225,7 +263,8 @@ impl SvgDrawing<'_> {
         for i in 0..self.drawn.len() {
             self.node(out, i)?;
         }
-        writeln!(out, "</g>\n</svg>")
+        writeln!(out, "</g>\n</svg>")?;
+        Ok((width, height))
     }
 
     /// The colours from the lowest value to the highest, with both and that in the middle below.
@@ -261,7 +300,11 @@ impl SvgDrawing<'_> {
         if self.page {
             return Vec::new();
         }
-        let mut head = vec![title(self.dag), legend(self.dag, self.metric, self.scale.as_ref())];
+        let mut head = match self.frame {
+            Frame::Beside(part) => vec![part.name.to_owned()],
+            _ => Vec::new(),
+        };
+        head.extend([title(self.dag), legend(self.dag, self.metric, self.scale.as_ref())]);
         head.extend(self.dag.notes.iter().map(|n| format!("Note: {n}")));
         head
     }
@@ -277,7 +320,7 @@ impl SvgDrawing<'_> {
                 *frame = Some([a[0].min(own[0]), a[1].min(own[1]), a[2].max(own[2]), a[3].max(own[3])]);
             }
         }
-        for (block, frame) in self.dag.blocks.iter().zip(frames) {
+        for (block, frame) in frames.into_iter().enumerate() {
             let Some([left, top, right, bottom]) = frame else { continue };
             let (x, y) = (left - 8.0, top - 8.0);
             let (w, h) = (right - left + 16.0, bottom - top + 16.0);
@@ -287,7 +330,7 @@ impl SvgDrawing<'_> {
                  stroke=\"#a9bdd0\" stroke-dasharray=\"4 3\"/><text x=\"{:.1}\" y=\"{:.1}\" fill=\"#35506b\">{}</text>",
                 x + 4.0,
                 y - 3.0,
-                xml(&block_title(&block.layers))
+                xml(&block_title(self.dag, block))
             )?;
         }
         Ok(())
@@ -335,8 +378,9 @@ impl SvgDrawing<'_> {
         writeln!(
             out,
             "<g{class}><title>{}</title><rect x=\"{left:.1}\" y=\"{top:.1}\" width=\"{w:.1}\" height=\"{h:.1}\" rx=\"3\" \
-             fill=\"{fill}\" stroke=\"#556\"{dashes}/>",
-            self.tip(d)
+             fill=\"{fill}\" stroke=\"#556\"{}{dashes}/>",
+            self.tip(d),
+            frame(n)
         )?;
         for (k, line) in d.lines.iter().enumerate() {
             let (x, y) = (left + PAD, top + PAD + (k as f64 + 0.8) * LINE);
@@ -345,7 +389,7 @@ impl SvgDrawing<'_> {
             writeln!(
                 out,
                 "<text x=\"{x:.1}\" y=\"{y:.1}\" fill=\"{ink}\"{bold}{value}>{}</text>",
-                xml(&cut(line))
+                xml(&cut(line, LONGEST))
             )?;
         }
         writeln!(out, "</g>")
@@ -368,6 +412,14 @@ impl SvgDrawing<'_> {
         let all: Vec<String> = all.iter().map(|l| xml(l)).collect();
         all.join("\n")
     }
+}
+
+/// The frame of a node whose times are spread: half a pixel more for each half of the median by which the 95th percentile
+/// is above it, up to 4 pixels.
+fn frame(n: &Node) -> String {
+    let spread = n.figures[Metric::Spread as usize].map_or(1.0, |s| s.median);
+    let width = (1.0 + 0.5 * ((spread - 1.0) / 0.5).floor()).clamp(1.0, 4.0);
+    if width > 1.0 { format!(" stroke-width=\"{width}\"") } else { String::new() }
 }
 
 /// A curve through points that is vertical at each of them.

@@ -6,7 +6,7 @@ use super::markup;
 use crate::stat::experts::name;
 use crate::table::clean;
 use crate::units::count;
-use analysis::stat::reuse::{Activation, ActiveLayer};
+use analysis::questions::stat::reuse::{Activation, ActiveLayer};
 use serde::Serialize;
 
 /// Maximum rows per layer; if there are more experts, several share a row.

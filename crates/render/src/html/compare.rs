@@ -12,9 +12,9 @@ use crate::dag::title;
 use crate::diff::{facts, only, rows};
 use crate::section::SectionItem;
 use crate::units::count;
-use analysis::dag::{Dag, Metric, Node, NodeRole};
-use analysis::diff::{Diff, Incomparable};
-use analysis::overview::Overview;
+use analysis::questions::dag::{Dag, Metric, Node, NodeRole};
+use analysis::questions::diff::{Diff, Incomparable};
+use analysis::streams::overview::Overview;
 
 /// One of the two.
 pub struct ComparedRun<'o> {

@@ -6,7 +6,7 @@ use super::markup;
 use crate::experts::{layers, name};
 use crate::table::clean;
 use crate::units::count;
-use analysis::attribution::experts::{ExpertLayer, ExpertReport};
+use analysis::sums::attribution::experts::{ExpertLayer, ExpertReport};
 use serde::Serialize;
 
 /// Maximum cells per row, and maximum rows; if there are more experts, several share a cell.

@@ -6,7 +6,7 @@ use super::markup::{self, gap, say, text};
 use crate::dag::colour::{Colour, STOPS, Scale};
 use crate::dag::{legend, shape, spread, svg, title};
 use crate::table::{Column, Table, named, number, text as words};
-use analysis::dag::{Dag, DagError, METRICS, Metric, MetricFacts, Spread};
+use analysis::questions::dag::{Dag, DagError, METRICS, Metric, MetricFacts, Spread};
 use serde::Serialize;
 
 /// Maximum boxes of a drawing; a larger one is of no use on a page.

@@ -1,11 +1,10 @@
 //! Elements of a page: text, facts, tables, sections. All text from a trace passes through [`text`].
 
-use std::borrow::Cow;
 use std::io::{self, Write};
 
 use crate::section::SectionItem;
-use crate::table::Table;
-use analysis::tables::{GAPS_ROW, OTHER_ROW, WAIT_ROW};
+use crate::table::{Table, cut};
+use analysis::sums::tables::{GAPS_ROW, OTHER_ROW, WAIT_ROW};
 use common::plain::escape;
 use serde::Serialize;
 
@@ -64,7 +63,7 @@ pub fn lines(out: &mut dyn Write, all: &[SectionItem]) -> io::Result<()> {
                 if !name.is_empty() {
                     write!(out, "<dt>{}</dt>", text(name))?;
                 }
-                writeln!(out, "<dd>{}</dd>", text(&short(value)))?;
+                writeln!(out, "<dd>{}</dd>", text(&cut(value, LONGEST)))?;
             }
             SectionItem::Table(t) => {
                 if std::mem::take(&mut open) {
@@ -75,14 +74,6 @@ pub fn lines(out: &mut dyn Write, all: &[SectionItem]) -> io::Result<()> {
         }
     }
     if open { writeln!(out, "</dl>") } else { Ok(()) }
-}
-
-/// Shortens a value: a command line may be arbitrarily long.
-fn short(value: &str) -> Cow<'_, str> {
-    match value.char_indices().nth(LONGEST) {
-        Some((end, _)) => format!("{}…", value.get(..end).unwrap_or_default()).into(),
-        None => value.into(),
-    }
 }
 
 /// A sortable table; the column `head` names the rows and comes first. A caption that is not `shown` is for

@@ -32,13 +32,13 @@ use super::table::Table;
 use super::text as terminal;
 use super::{attribution, counters, energy, levels, quality, sequences};
 use crate::units::{count, ms};
-use analysis::attribution::counters::CounterFacts;
-use analysis::attribution::energy::EnergyReport;
-use analysis::overview::Overview;
-use analysis::report::PhaseReport;
-use analysis::stat::reuse::Activation;
-use analysis::stat::{Stat, View};
-use analysis::tables::{OpRow, top_ops};
+use analysis::questions::report::PhaseReport;
+use analysis::questions::stat::reuse::Activation;
+use analysis::questions::stat::{Stat, View};
+use analysis::streams::overview::Overview;
+use analysis::sums::attribution::counters::CounterFacts;
+use analysis::sums::attribution::energy::EnergyReport;
+use analysis::sums::tables::{OpRow, top_ops};
 
 /// The page's style sheet and script.
 pub const STYLE: &str = include_str!("page.css");
@@ -47,7 +47,7 @@ pub const SCRIPT: &str =
 /// Base64 SHA-256 of the two for the page's content security policy (tests/plain/html.rs prints the required
 /// values).
 pub const STYLE_HASH: &str = "d58k1+jgPigrnKHj59OJJeKyvvfGOOk/jpBEISKTHEo=";
-pub const SCRIPT_HASH: &str = "gKwFieuz0aRgUVwovXEMi8F3Pd3oC19EaN9aSl1Hs68=";
+pub const SCRIPT_HASH: &str = "Yz/sDjqvt6ypsC8/Zv89bUg/vHE2TepBiXkm5hks6/E=";
 
 /// Writes the contents of a section.
 type Inside<'p> = &'p dyn Fn(&mut dyn Write) -> io::Result<()>;
@@ -203,6 +203,12 @@ fn phases(out: &mut dyn Write, o: &Overview) -> io::Result<()> {
         Some(rows) => {
             let title = "Engine phases around and within calls";
             markup::folded(out, &levels::stage_table(rows), "phase", title, true)?;
+            if let Some(s) = &o.report.sampling {
+                if let Some(table) = levels::sampling_table(s) {
+                    markup::folded(out, &table, "sampler", "Sampling by sampler", true)?;
+                }
+                levels::said_unknown(s).map_or(Ok(()), |text| say(out, &format!("Sampling: {text}.")))?;
+            }
         }
         None => gap(out, "Load, tokenize and sampling were not recorded (record with --phases).")?,
     }

@@ -4,7 +4,7 @@ use std::io::{self, Write};
 
 use crate::chart::figure;
 use crate::stat::pictures::{ON_PAGE, picture};
-use analysis::stat::{Stat, View};
+use analysis::questions::stat::{Stat, View};
 
 /// Draws a view if the recording has what it shows; if not, its table says why.
 pub fn write(out: &mut dyn Write, s: &Stat, view: View) -> io::Result<()> {
@@ -15,5 +15,5 @@ pub fn write(out: &mut dyn Write, s: &Stat, view: View) -> io::Result<()> {
         View::Shapes => "shapes-chart",
         View::Roofline | View::Threads | View::Experts | View::Activation | View::Backends => return Ok(()),
     };
-    picture(s, view, ON_PAGE).map_or(Ok(()), |chart| figure(out, &chart, id))
+    picture(s, view, None, ON_PAGE).map_or(Ok(()), |chart| figure(out, &chart, id))
 }

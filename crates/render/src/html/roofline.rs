@@ -5,8 +5,8 @@ use std::io::{self, Write};
 use super::chart::{Axis, label};
 use super::markup::{self, say, text};
 use crate::units::{count, pct};
-use analysis::attribution::verdict::{MEASURE, Peak};
-use analysis::stat::work::{Roofline, RooflinePoint};
+use analysis::questions::stat::work::{Roofline, RooflinePoint};
+use analysis::sums::attribution::verdict::{MEASURE, Peak};
 
 const SIZE: (f64, f64) = (960.0, 440.0);
 const LEFT: f64 = 76.0;

@@ -5,12 +5,12 @@ use std::io::{self, Write};
 use super::markup::{self, text};
 use crate::units::{count, pct, time};
 use crate::{quality, runs};
-use analysis::attribution::verdict::Bound;
-use analysis::calls::Phase;
-use analysis::offload::{BackendWork, Offload};
-use analysis::overview::Overview;
-use analysis::report::PhaseReport;
-use analysis::tables::{GAPS_ROW, OpRow, WAIT_ROW};
+use analysis::questions::report::PhaseReport;
+use analysis::recorded::calls::Phase;
+use analysis::streams::overview::Overview;
+use analysis::sums::attribution::verdict::Bound;
+use analysis::sums::offload::{BackendWork, Offload};
+use analysis::sums::tables::{GAPS_ROW, OpRow, WAIT_ROW};
 
 /// Waits are mentioned from this share of the graphs' time on.
 const WORTH: f64 = 0.05;

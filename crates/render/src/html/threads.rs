@@ -4,8 +4,8 @@ use std::io::{self, Write};
 
 use super::markup;
 use crate::units::{count, pct};
-use analysis::report::PhaseReport;
-use analysis::tables::ThreadRow;
+use analysis::questions::report::PhaseReport;
+use analysis::sums::tables::ThreadRow;
 use common::order;
 
 /// Maximum number of bars.

@@ -70,8 +70,14 @@
       last = mark.from + mark.ns;
       off.push(mark);
     }
+    const cpus = [];
+    last = 0;
+    for (let n = next(); n > 0; n--) {
+      last += signed();
+      cpus.push({ from: last, cpu: next() - 1 });
+    }
     const exact = (values) => Float64Array.from(values);
-    return { ...row, op: Int32Array.from(op), from: exact(from), end: exact(end), wait: exact(wait), off };
+    return { ...row, op: Int32Array.from(op), from: exact(from), end: exact(end), wait: exact(wait), off, cpus };
   };
 
   let call = null;
@@ -245,7 +251,9 @@
     const k = above(row.from, t) - 1;
     if (k < 0 || t > row.wait[k] + near) return '';
     const name = opName(row.op[k]);
-    if (t <= row.end[k]) return `${name}: ${time(row.end[k] - row.from[k])}, from ${time(row.from[k])} on`;
+    const cpu = row.cpus.findLast((change) => change.from <= row.from[k])?.cpu ?? -1;
+    const on = cpu < 0 ? '' : `, CPU ${cpu}`;
+    if (t <= row.end[k]) return `${name}: ${time(row.end[k] - row.from[k])}, from ${time(row.from[k])} on${on}`;
     return `waiting at the barrier after ${name}: ${time(row.wait[k] - row.end[k])}`;
   };
 

@@ -4,14 +4,14 @@
 //! each group the number of its slices and, slice by slice, the op's index plus 1 less that of the slice before
 //! (zigzag), the gap to the slice before (zigzag), the op time plus 1 and the wait plus 1 (0: not known); then the
 //! number of off-CPU times and of each the gap, the duration, the state, the index of who had the CPU plus 1 and the
-//! CPU.
+//! CPU; then the number of changes of the slices' CPU, and of each the gap and the CPU plus 1 (0: not known).
 
 use std::collections::HashMap;
 use std::io::{self, Write};
 
 use super::markup::{self, text};
 use crate::units::count;
-use analysis::token_lanes::{CallLanes, Chosen, OffState, ThreadLane, TokenLanes};
+use analysis::streams::token_lanes::{CallLanes, Chosen, OffState, ThreadLane, TokenLanes};
 use common::order;
 use serde::Serialize;
 
@@ -43,7 +43,8 @@ fn kind(op: &str) -> usize {
         "FLASH_ATTN_EXT" | "SOFT_MAX" | "DIAG_MASK_INF" => "attention",
         "RMS_NORM" | "NORM" | "L2_NORM" | "GROUP_NORM" => "norm",
         "ADD" | "MUL" | "SUB" | "DIV" | "SCALE" | "GLU" | "SWIGLU" | "GEGLU" | "REGLU" | "SILU" | "GELU"
-        | "RELU" | "SIGMOID" | "TANH" | "UNARY" | "ROPE" | "SQR" | "SQRT" | "SUM_ROWS" | "CLAMP" => "element",
+        | "RELU" | "SIGMOID" | "TANH" | "UNARY" | "ROPE" | "SQR" | "SQRT" | "MEAN" | "ADD1" | "SUM_ROWS"
+        | "CLAMP" => "element",
         "CPY" | "CONT" | "DUP" | "GET_ROWS" | "SET_ROWS" | "CONCAT" | "REPEAT" | "PAD" => "copy",
         _ => "other",
     };
@@ -212,6 +213,13 @@ fn packed(t: &ThreadLane, index: &HashMap<usize, usize>) -> Vec<u8> {
         varint(&mut out, mark.by.map_or(0, |(_, cpu)| cpu.into()));
         last = mark.from.saturating_add_unsigned(mark.ns);
     }
+    varint(&mut out, t.cpus.len() as u64);
+    last = 0;
+    for (from, cpu) in &t.cpus {
+        zigzag(&mut out, from.wrapping_sub(last));
+        varint(&mut out, cpu.map_or(0, |cpu| u64::from(cpu) + 1));
+        last = *from;
+    }
     out
 }
 
@@ -257,7 +265,7 @@ fn base64(bytes: &[u8]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use analysis::token_lanes::{OffCpuMark, SliceGroup};
+    use analysis::streams::token_lanes::{OffCpuMark, SliceGroup};
 
     #[test]
     fn base64_is_the_standard_one() {
@@ -277,11 +285,12 @@ mod tests {
             ith: 0,
             tid: 1,
             groups: vec![group],
+            cpus: vec![(10, Some(3)), (300, None)],
             off_cpu: Some(vec![mark]),
             off_cpu_left_out: 0,
         };
         let index = HashMap::from([(5, 1)]);
-        let want = [1, 2, 4, 20, 1, 0, 3, 0xc4, 4, 0, 5, 1, 40, 7, 0, 3, 3];
+        let want = [1, 2, 4, 20, 1, 0, 3, 0xc4, 4, 0, 5, 1, 40, 7, 0, 3, 3, 2, 20, 4, 0xc4, 4, 0];
         assert_eq!(packed(&lane, &index), want);
     }
 

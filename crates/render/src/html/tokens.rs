@@ -8,9 +8,9 @@ use super::markup::{self, gap, text};
 use super::timeline;
 use crate::table::{Table, number, text as words};
 use crate::units::{count, ms, time};
-use analysis::calls::Phase;
-use analysis::report::PhaseReport;
-use analysis::token_lanes::TokenLanes;
+use analysis::questions::report::PhaseReport;
+use analysis::recorded::calls::Phase;
+use analysis::streams::token_lanes::TokenLanes;
 use common::order;
 
 /// Maximum points of a chart.

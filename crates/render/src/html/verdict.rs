@@ -6,9 +6,9 @@ use std::io::{self, Write};
 use super::markup::{self, text};
 use crate::section::SectionItem;
 use crate::verdict::{gain, heading, kinds, named, ran, reasons, requests, speed};
-use analysis::advice::Advice;
-use analysis::report::Report;
-use analysis::verdict::bar::TimeBar;
+use analysis::questions::advice::Advice;
+use analysis::questions::report::Report;
+use analysis::questions::verdict::bar::TimeBar;
 
 /// Width of the bar in units: it is stretched to the width of the page.
 const WIDTH: u32 = 100;

@@ -3,7 +3,7 @@
 use crate::section::Section;
 use crate::table::{Table, number, text};
 use crate::units::*;
-use analysis::offload::{BackendWork, BatchSum};
+use analysis::sums::offload::{BackendWork, BatchSum};
 
 /// A row for each backend with batches; `None` without any.
 pub fn section(backends: &[BackendWork], phase: &str, graphs: u64) -> Option<Section> {

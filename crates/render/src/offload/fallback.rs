@@ -4,7 +4,7 @@ use super::{ROWS, more};
 use crate::section::Section;
 use crate::table::{Table, number, text};
 use crate::units::*;
-use analysis::offload::{CpuNodes, Crossing, Offload};
+use analysis::sums::offload::{CpuNodes, Crossing, Offload};
 
 /// The tables of one phase. Figures are per scheduler graph.
 pub fn sections(work: &Offload, phase: &str, per: &impl Fn(u64) -> f64) -> Vec<Section> {

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::io::{self, Write};
 
-use analysis::stacks::Stacks;
+use analysis::streams::stacks::Stacks;
 use pfi::record::Header;
 
 use super::{frames, gzip::gzip};

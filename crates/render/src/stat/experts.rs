@@ -4,7 +4,7 @@ use super::more;
 use crate::section::Section;
 use crate::table::{Table, number, text};
 use crate::units::*;
-use analysis::stat::reuse::{Activation, ActiveLayer, ReuseRow, ReuseTimes};
+use analysis::questions::stat::reuse::{Activation, ActiveLayer, ReuseRow, ReuseTimes};
 
 /// Time of the experts' multiplications by time since their last use.
 pub(crate) fn reuse(found: &ReuseTimes) -> Section {

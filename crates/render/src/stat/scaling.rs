@@ -3,7 +3,7 @@
 use crate::section::Section;
 use crate::table::{Table, number, text};
 use crate::units::*;
-use analysis::stat::scaling::{Scaling, TrafficSource, WaitSource};
+use analysis::questions::stat::scaling::{Scaling, TrafficSource, WaitSource};
 
 /// All recordings, fewest threads first.
 pub(crate) fn scaling(found: &Scaling, phase: &str) -> Section {

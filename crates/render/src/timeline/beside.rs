@@ -5,23 +5,19 @@ use std::collections::BTreeMap;
 use std::io;
 
 use super::{ArgValue, SliceArgs, TimelineRun, TimelineSink, category, executed};
-use analysis::attribution::interference::Culprits;
-use analysis::attribution::levels;
-use analysis::attribution::parts::Off;
-use analysis::attribution::sched::{OffCpuSpan, OffCpuTimes};
-use analysis::gauges::gauges;
-use analysis::lanes::LaneOwner;
-use analysis::opencl::Profile;
-use analysis::sequences::Sequences;
+use analysis::recorded::sequences::Sequences;
+use analysis::streams::gauges::gauges;
+use analysis::streams::lanes::LaneOwner;
+use analysis::sums::attribution::interference::Culprits;
+use analysis::sums::attribution::levels;
+use analysis::sums::attribution::parts::Off;
+use analysis::sums::attribution::sched::{OffCpuSpan, OffCpuTimes};
 use common::order;
-use pfi::track::ChunkWork;
+use requests::ChunkWork;
 
 /// Draws all of these tracks; `pids` are the processes drawn.
 pub fn draw(run: &TimelineRun<'_, '_>, pids: &[u32], sink: &mut dyn TimelineSink) -> io::Result<()> {
     states(run, sink)?;
-    if let Some(profile) = run.opencl {
-        device(run, profile, sink)?;
-    }
     executed::draw(run, sink)?;
     sequences(run, pids, sink)?;
     for g in gauges(run.loaded, run.line, &run.lanes.select) {
@@ -34,27 +30,6 @@ pub fn draw(run: &TimelineRun<'_, '_>, pids: &[u32], sink: &mut dyn TimelineSink
         }
     }
     recorder(run, sink)
-}
-
-/// Kernels on the device; one that begins before the previous one ended is drawn from that end on.
-fn device(run: &TimelineRun<'_, '_>, profile: &Profile, sink: &mut dyn TimelineSink) -> io::Result<()> {
-    let mut wanted = profile.wanted(&run.lanes.select).peekable();
-    let Some(first) = wanted.peek() else { return Ok(()) };
-    let name = format!("OpenCL device (times: {})", profile.clock);
-    sink.track(Some(profile.pid), None, &name, None)?;
-    let mut last = first.start;
-    for k in wanted {
-        let waited = k.start.saturating_sub(k.queued).max(0).unsigned_abs();
-        let mut values: SliceArgs = vec![("queued_ns", ArgValue::Count(waited))];
-        if let Some(row) = &k.row {
-            let texts = [("tensor", &row.tensor), ("global_size", &row.global), ("local_size", &row.local)];
-            values.extend(texts.map(|(name, text)| (name, ArgValue::Text(text.clone()))));
-            values.push(("output_size", ArgValue::Text(row.output.clone())));
-        }
-        slice(sink, category::DEVICE, (k.start.max(last), k.end), &k.name, &values)?;
-        last = last.max(k.end);
-    }
-    Ok(())
 }
 
 /// Tracks drawn; the calls themselves show all.

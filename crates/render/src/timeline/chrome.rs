@@ -5,9 +5,9 @@
 use std::io::{self, Write};
 
 use super::labels::Labels;
-use super::{ArgValue, DeviceQueue, SliceArgs, SliceName, TOKEN, TimelineSink, category};
-use analysis::describe::NO_STRUCTURE;
-use analysis::lanes::LaneOwner;
+use super::{ArgValue, CPU, DeviceQueue, SliceArgs, SliceName, TOKEN, TimelineSink, category};
+use analysis::recorded::describe::NO_STRUCTURE;
+use analysis::streams::lanes::LaneOwner;
 use common::plain::Json;
 use pfi::record::Header;
 
@@ -157,13 +157,15 @@ impl TimelineSink for Chrome<'_> {
 
     fn begin(&mut self, t: i64, name: SliceName<'_>) -> io::Result<()> {
         match name {
-            SliceName::Op(op, token) => {
+            SliceName::Op { op, call, cpu } => {
                 let missing = || open_event(NO_STRUCTURE, category::OP, &SliceArgs::new());
                 let mut text = self.ops.get_mut(op).map_or_else(missing, std::mem::take);
                 let len = text.len();
-                if let Some(token) = token {
-                    let comma = if text.ends_with('{') { "" } else { "," };
-                    text.push_str(&format!("{comma}\"{TOKEN}\":{token}"));
+                for (name, value) in [(TOKEN, call), (CPU, cpu.map(u64::from))] {
+                    if let Some(value) = value {
+                        let comma = if text.ends_with('{') { "" } else { "," };
+                        text.push_str(&format!("{comma}\"{name}\":{value}"));
+                    }
                 }
                 text.push('}');
                 self.names.push(name_of(&text));

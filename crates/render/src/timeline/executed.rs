@@ -4,15 +4,15 @@ use std::collections::{BTreeMap, HashMap};
 use std::io;
 
 use super::{ArgValue, DeviceQueue, SPLIT, SliceArgs, TOKEN, TimelineRun, TimelineSink};
-use analysis::kernels::{self, Group, PlacedKernel};
-use analysis::tables::backend_name;
+use analysis::sums::device_kernels::{self, Group, PlacedKernel};
+use analysis::sums::tables::backend_name;
 use common::order;
 
 /// Draws the kernels of the selected time and process.
 pub fn draw(run: &TimelineRun<'_, '_>, sink: &mut dyn TimelineSink) -> io::Result<()> {
     let select = &run.lanes.select;
     let mut queues: BTreeMap<(u32, u64), Vec<PlacedKernel<'_>>> = BTreeMap::new();
-    for k in kernels::placed(run.loaded) {
+    for k in device_kernels::placed(run.loaded) {
         let t = k.times.started.cast_signed();
         if select.from <= t && t < select.to && select.pid.is_none_or(|pid| pid == k.of.pid) {
             queues.entry((k.of.pid, k.of.queue)).or_default().push(k);
@@ -25,7 +25,13 @@ pub fn draw(run: &TimelineRun<'_, '_>, sink: &mut dyn TimelineSink) -> io::Resul
         let Some(first) = kernels.first() else { continue };
         let source = first.of.source;
         let name = format!("{} queue {index}", backend_name(run.loaded, first.split.backend));
-        sink.queue(&DeviceQueue { pid, index, name: &name, times: kernels::source_name(source), source })?;
+        sink.queue(&DeviceQueue {
+            pid,
+            index,
+            name: &name,
+            times: device_kernels::source_name(source),
+            source,
+        })?;
         for k in &kernels {
             let time = (k.times.started.cast_signed(), k.times.ended.cast_signed());
             let nodes = k.group.map_or_else(String::new, |group| nodes(run, group));
@@ -57,14 +63,11 @@ fn values(
     calls: &HashMap<u64, u64>,
 ) -> SliceArgs {
     let t = k.times;
-    let mut values = SliceArgs::new();
-    if !kernels::only_ends(k.of) {
-        values.push(("after_enqueue_ns", ArgValue::Count(t.started.saturating_sub(t.host))));
-        values.push(("after_submit_ns", ArgValue::Count(t.started.saturating_sub(t.submitted))));
-    }
-    values.extend([
+    let mut values = SliceArgs::from([
+        ("after_enqueue_ns", ArgValue::Count(t.started.saturating_sub(t.host))),
+        ("after_submit_ns", ArgValue::Count(t.started.saturating_sub(t.submitted))),
         ("clock_error_ns", ArgValue::Count(k.of.error_ns)),
-        ("source", ArgValue::Text(kernels::source_name(k.of.source).into())),
+        ("source", ArgValue::Text(device_kernels::source_name(k.of.source).into())),
         (SPLIT, ArgValue::Count(k.split.seq)),
     ]);
     if let Some(graph) = k.split.graph {

@@ -3,13 +3,13 @@
 use std::collections::HashMap;
 
 use super::{ArgValue, SliceArgs};
-use analysis::attribution::verdict::Bound;
-use analysis::calls::{Phase, Timeline};
-use analysis::describe::NO_STRUCTURE;
-use analysis::idents::{Idents, OpKey};
-use analysis::load::{HitTensors, Loaded};
-use analysis::report::Report;
-use analysis::runs::{RunId, Runs};
+use analysis::questions::report::Report;
+use analysis::recorded::calls::{Phase, Timeline};
+use analysis::recorded::describe::NO_STRUCTURE;
+use analysis::recorded::idents::{Idents, OpKey};
+use analysis::recorded::load::{HitTensors, Loaded};
+use analysis::recorded::runs::{RunId, Runs};
+use analysis::sums::attribution::verdict::Bound;
 use common::order;
 use pfi::record::Tensor;
 

@@ -3,12 +3,12 @@
 
 use std::io;
 
-use analysis::calls::Timeline;
-use analysis::idents::Idents;
-use analysis::lanes::{LaneOwner, LaneStep, Lanes, SliceKind, Walked};
-use analysis::load::Loaded;
-use analysis::opencl::Profile;
-use analysis::tables::{WAIT_ROW, backend_name};
+use analysis::recorded::calls::Timeline;
+use analysis::recorded::idents::Idents;
+use analysis::recorded::load::Loaded;
+use analysis::streams::lanes::{LaneOwner, LaneStep, Lanes, SliceKind, Walked};
+use analysis::sums::op_cpus::CpuChanges;
+use analysis::sums::tables::{WAIT_ROW, backend_name};
 use common::order;
 use common::redact;
 use pfi::record::KernelSource;
@@ -60,14 +60,17 @@ pub mod category {
 /// Name of the value that says which call an event belongs to.
 pub const TOKEN: &str = "token";
 
+/// Name of the value that is the CPU on which an op started.
+pub const CPU: &str = "cpu";
+
 /// Name of the value that is the number of a split: its slice on the host and its kernels on the device have it.
 pub const SPLIT: &str = "split";
 
 /// What a slice is.
 #[derive(Clone, Copy)]
 pub enum SliceName<'n> {
-    /// By its index in [`Labels::ops`]; the number of its call, if known.
-    Op(usize, Option<u64>),
+    /// By its index in [`Labels::ops`]; the number of its call and the CPU on which it started, if known.
+    Op { op: usize, call: Option<u64>, cpu: Option<u16> },
     /// Slices of the same flow are joined by arrows.
     Other { name: &'n str, category: &'static str, values: &'n SliceArgs, flow: Option<u64> },
 }
@@ -114,8 +117,6 @@ pub struct TimelineRun<'l, 'a> {
     pub lanes: &'l Lanes<'l, 'a>,
     pub idents: &'l Idents,
     pub labels: &'l Labels,
-    /// The kernels that ran on a device, if known.
-    pub opencl: Option<&'l Profile>,
     /// Number of each call, and its index in the list of calls; sorted.
     calls: Vec<(u64, u64)>,
 }
@@ -130,7 +131,7 @@ impl<'l, 'a> TimelineRun<'l, 'a> {
     ) -> Self {
         let mut calls: Vec<(u64, u64)> = line.calls.iter().zip(0..).map(|(c, i)| (c.seq, i)).collect();
         order::by_key(&mut calls, |c| *c);
-        TimelineRun { loaded, line, lanes, idents, labels, opencl: None, calls }
+        TimelineRun { loaded, line, lanes, idents, labels, calls }
     }
 
     /// Draws the complete timeline.
@@ -148,12 +149,20 @@ impl<'l, 'a> TimelineRun<'l, 'a> {
         }
         let mut all = Walked::default();
         let mut beside = SliceArgs::new();
+        let cpus = CpuChanges::new(&self.loaded.causes.cpus);
         for lane in &self.lanes.list {
+            let thread = match lane.place {
+                LaneOwner::Thread { tid, .. } => Some(tid),
+                LaneOwner::Pool { .. } => None,
+            };
+            let mut cpus = thread.map(|tid| cpus.cursor(tid, i64::MIN));
             sink.lane(&lane.place, &self.lane_name(&lane.place))?;
             let done = self.lanes.walk(lane, self.idents, &mut |t, step| match step {
                 LaneStep::End => sink.end(t),
                 LaneStep::Begin(SliceKind::Op(Some(op), graph)) => {
-                    sink.begin(t, SliceName::Op(op, graph.and_then(|g| self.call_of(g))))
+                    let (call, cpu) =
+                        (graph.and_then(|g| self.call_of(g)), cpus.as_mut().and_then(|c| c.at(t)));
+                    sink.begin(t, SliceName::Op { op, call, cpu })
                 }
                 LaneStep::Begin(what) => {
                     beside.clear();

@@ -6,10 +6,10 @@ use super::ops::shown;
 use super::requests;
 use super::spark::spark;
 use super::{NAME, RecordingState, ScreenLines, TopSnapshot, TopView, wrapped};
-use analysis::attribution::parts::TimeParts;
-use analysis::calls::Phase;
-use analysis::live::{LiveDevice, PhaseSpan, SensorNow};
-use analysis::words::share;
+use analysis::recorded::calls::Phase;
+use analysis::recorded::labels::share;
+use analysis::streams::live::{LiveDevice, PhaseSpan, SensorNow};
+use analysis::sums::attribution::parts::TimeParts;
 use pfi::record::SensorKind;
 
 /// Maximum lines for processes.

@@ -3,9 +3,9 @@
 use super::super::table::{Table, number, text as words};
 use super::super::units::*;
 use super::{RecordingState, ScreenLines, ShownPhase, TopSnapshot, TopView};
-use analysis::calls::Phase;
-use analysis::live::{LiveOp, LiveSpan, PhaseSpan, keep};
-use analysis::words::share;
+use analysis::recorded::calls::Phase;
+use analysis::recorded::labels::share;
+use analysis::streams::live::{LiveOp, LiveSpan, PhaseSpan, keep};
 use common::order;
 
 /// Maximum lines for threads.

@@ -4,7 +4,7 @@ use super::super::table::{Table, number, text as words};
 use super::super::units::{or_dash, time};
 use super::{ScreenLines, TopSnapshot};
 use common::order;
-use pfi::track::{RequestNow, RequestPhase};
+use requests::{RequestNow, RequestPhase};
 
 /// Maximum lines for requests.
 const REQUESTS: usize = 8;

@@ -1,12 +1,12 @@
 //! Tests of the text display.
 
 use super::*;
-use analysis::attribution::parts::TimeParts;
-use analysis::live::{LiveDevice, LiveOp, LiveThread, PhaseSpan};
-use analysis::report::OpTime;
-use analysis::words::share;
+use ::requests::{RequestNow, RequestPhase};
+use analysis::questions::report::OpTime;
+use analysis::recorded::labels::share;
+use analysis::streams::live::{LiveDevice, LiveOp, LiveThread, PhaseSpan};
+use analysis::sums::attribution::parts::TimeParts;
 use pfi::record::SensorKind;
-use pfi::track::{RequestNow, RequestPhase};
 
 const VIEW: TopView = TopView {
     rows: 10,
@@ -44,6 +44,7 @@ fn decode() -> PhaseSpan {
         wait_ns: Some(250_000),
         gaps_ns: 250_000,
         op_time: Some(OpTime::Busy),
+        bar: None,
         ops: vec![
             op("MUL_MAT  ffn_up-{L}", 4_000_000),
             op("ADD  a\x1b[31m", 300_000),

@@ -161,11 +161,6 @@ impl GgmlTensor {
         }
     }
 
-    /// Sets an op parameter to the bits of a float.
-    pub fn set_param_f32(&mut self, i: usize, value: f32) {
-        self.set_param_i32(i, value.to_bits().cast_signed());
-    }
-
     /// The function that a UNARY node computes.
     pub fn unary(&self) -> Option<UnaryOp> {
         if self.op == Op::UNARY { UnaryOp::from_number(self.param_i32(0)) } else { None }

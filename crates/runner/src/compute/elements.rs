@@ -1,4 +1,4 @@
-//! Element-wise ops: ADD, MUL, DIV, SCALE, UNARY, GLU.
+//! Element-wise ops: ADD, ADD1, MUL, DIV, SQR, SQRT, SCALE, UNARY, GLU.
 
 use super::super::abi::{GgmlTensor, GluOp, Op, UnaryOp};
 use super::super::kernels::Isa;
@@ -50,7 +50,7 @@ pub(super) unsafe fn binary(thread: ComputeThread<'_>, node: &GgmlTensor) {
 
 fn pairwise(isa: Isa, op: Op, x: &[f32], y: &[f32], z: &mut [f32]) {
     match op {
-        Op::ADD => vector::add(isa, x, y, z),
+        Op::ADD | Op::ADD1 => vector::add(isa, x, y, z),
         Op::MUL => vector::mul(isa, x, y, z),
         _ => vector::div(isa, x, y, z),
     }
@@ -58,14 +58,14 @@ fn pairwise(isa: Isa, op: Op, x: &[f32], y: &[f32], z: &mut [f32]) {
 
 fn broadcast(isa: Isa, op: Op, x: &[f32], y: f32, z: &mut [f32]) {
     match op {
-        Op::ADD => vector::scale(isa, x, 1.0, y, z),
+        Op::ADD | Op::ADD1 => vector::scale(isa, x, 1.0, y, z),
         Op::MUL => vector::scale(isa, x, y, 0.0, z),
         // Not multiplied by the reciprocal, which would round twice.
         _ => z.iter_mut().zip(x).for_each(|(z, x)| *z = x / y),
     }
 }
 
-/// SCALE and the UNARY functions.
+/// SQR, SQRT, SCALE and the UNARY functions.
 ///
 /// # Safety
 /// See [`super::forward`].
@@ -78,6 +78,8 @@ pub(super) unsafe fn unary(thread: ComputeThread<'_>, node: &GgmlTensor) {
         let (x, y) = unsafe { (row::<f32>(source, at), part_mut::<f32>(node, at, &cols)) };
         let Some(x) = x.get(cols) else { return };
         match kind {
+            None if node.op == Op::SQR => vector::sqr(isa, x, y),
+            None if node.op == Op::SQRT => vector::sqrt(x, y),
             None => vector::scale(isa, x, node.param_f32(0), node.param_f32(1), y),
             Some(UnaryOp::TANH) => vector::tanh(isa, x, y),
             Some(UnaryOp::SILU) => vector::silu(isa, x, y),

@@ -2,7 +2,7 @@
 //!
 //! A slot is one of a token's chosen experts; slot `token · used + n` has its own row in the result. If there are
 //! few slots, all threads compute them one after the other; if there are many, the slots of each expert are
-//! grouped and computed together.
+//! grouped and computed together. Weights in slots are computed in rounds: each has experts that are there.
 
 use super::super::abi::GgmlTensor;
 use super::super::kernels::{ResultRows, RowIndex, matmul};
@@ -11,6 +11,7 @@ use super::state::{NodeState, WorkSizes};
 use super::tensor::{extent, row, row_count};
 use super::thread::ComputeThread;
 use super::weight::Weight;
+use crate::slots::SlotPart;
 
 /// The slots of all experts, grouped by expert.
 struct SlotsByExpert<'a> {
@@ -64,13 +65,31 @@ pub(super) unsafe fn forward(thread: ComputeThread<'_>, node: &GgmlTensor) {
     let acts = unsafe { Prepared::new(thread, state, &memory, shape, source) };
     let job = ExpertJob { node, weight, acts, ids, used: extent(ids, 0), shared: extent(source, 1) == 1 };
     // SAFETY: guaranteed by the caller.
-    unsafe {
-        let scratch = memory.scratch();
-        if job.acts.few {
-            job.slot_by_slot(thread, scratch);
-        } else {
-            job.expert_by_expert(thread, scratch);
+    let scratch = unsafe { memory.scratch() };
+    let (scratch, lists) = scratch.split_at_mut(job.lists_at(scratch.len()));
+    // SAFETY: guaranteed by the caller.
+    let gathered = (!job.acts.few).then(|| unsafe { job.gather(lists) });
+    let mut first = true;
+    loop {
+        if let Some(slots) = weight.slots() {
+            if thread.index == 0 {
+                // SAFETY: the slots exist.
+                slots.next_round(first, (0..job.slots()).map(|slot| unsafe { job.expert_of(slot) }));
+            }
+            thread.restart();
         }
+        // SAFETY: guaranteed by the caller.
+        unsafe {
+            match &gathered {
+                Some(gathered) => job.expert_by_expert(thread, gathered, scratch),
+                None => job.slot_by_slot(thread, scratch),
+            }
+        }
+        if weight.slots().is_none_or(SlotPart::is_last_round) {
+            return;
+        }
+        first = false;
+        thread.restart();
     }
 }
 
@@ -106,46 +125,54 @@ impl ExpertJob<'_> {
         for slot in 0..self.slots() {
             // SAFETY: the slot exists; each thread has its own rows.
             let (expert, list) = unsafe { (self.expert_of(slot), [slot as u32]) };
-            let Some((matrix, first)) = self.weight.expert(expert) else { return };
             let act = [self.act_of(slot)];
-            // SAFETY: as above. An expert's results begin at column 0, its rows at `first`.
-            unsafe {
-                let out = self.out(&list).behind(first);
-                matmul(
-                    matrix,
-                    &self.acts.acts(RowIndex::List(&act)),
-                    first + rows.start..first + rows.end,
-                    &out,
-                    scratch,
-                );
-            }
+            self.weight.with_expert(expert, |matrix, first| {
+                // SAFETY: as above. An expert's results begin at column 0, its rows at `first`.
+                let out = unsafe { self.out(&list).behind(first) };
+                let rows = first + rows.start..first + rows.end;
+                matmul(matrix, &self.acts.acts(RowIndex::List(&act)), rows, &out, scratch);
+            });
+        }
+    }
+
+    /// Where the lists of [`Self::gather`] begin in scratch memory of this length; at its end if there are none.
+    fn lists_at(&self, len: usize) -> usize {
+        match self.acts.few {
+            true => len,
+            false => len.saturating_sub(list_bytes(self.weight.experts(), self.slots())),
         }
     }
 
     /// # Safety
     /// See [`super::forward`].
-    unsafe fn expert_by_expert(&self, thread: ComputeThread<'_>, scratch: &mut [u8]) {
-        let lists = scratch.len().saturating_sub(list_bytes(self.weight.experts(), self.slots()));
-        let (scratch, lists) = scratch.split_at_mut(lists);
-        // SAFETY: guaranteed by the caller.
-        let gathered = unsafe { self.gather(lists) };
+    unsafe fn expert_by_expert(
+        &self,
+        thread: ComputeThread<'_>,
+        gathered: &SlotsByExpert<'_>,
+        scratch: &mut [u8],
+    ) {
         let rows = self.weight.rows();
         let part = part(rows, thread.count, self.weight.group());
         let parts = rows.div_ceil(part);
         loop {
             let taken = thread.take();
-            let (expert, start) = (taken / parts, taken % parts * part);
+            let (nth, start) = (taken / parts, taken % parts * part);
+            let Some(expert) = self.weight.expert_now(nth) else { return };
             let Some(&[from, to]) = gathered.starts.get(expert..expert + 2).and_then(|s| s.first_chunk())
             else {
                 return;
             };
-            let Some((matrix, first)) = self.weight.expert(expert).filter(|_| from < to) else { continue };
+            if from == to {
+                continue;
+            }
             let list = from as usize..to as usize;
             let (slots, acts) = (&gathered.slots[list.clone()], &gathered.acts[list]);
-            // SAFETY: each part of an expert's rows is taken by one thread.
-            let out = unsafe { self.out(slots).behind(first) };
-            let rows = first + start..first + (start + part).min(rows);
-            matmul(matrix, &self.acts.acts(RowIndex::List(acts)), rows, &out, scratch);
+            self.weight.with_expert(expert, |matrix, first| {
+                // SAFETY: each part of an expert's rows is taken by one thread.
+                let out = unsafe { self.out(slots).behind(first) };
+                let rows = first + start..first + (start + part).min(rows);
+                matmul(matrix, &self.acts.acts(RowIndex::List(acts)), rows, &out, scratch);
+            });
         }
     }
 

@@ -7,7 +7,7 @@
 
 use super::super::abi::GgmlTensor;
 use super::super::kernels::{
-    ActivationFormat, Acts, Isa, Matrix, ResultRows, RowIndex, matmul, prepare_row, prepared_row_bytes,
+    ActivationFormat, Acts, Matrix, ResultRows, RowIndex, matmul, prepare_row_scaled, prepared_row_bytes,
 };
 use super::state::{ALIGN, NodeState, WorkSizes};
 use super::tensor::{extent, position, row, row_count};
@@ -118,7 +118,7 @@ impl<'a> Prepared<'a> {
             let part = if few { 0..rows } else { thread.share(rows, 1) };
             // SAFETY: the part has the size given in the graph's plan, and each of its rows is written by one
             // thread.
-            unsafe { prepare(state.isa, format, source, part, (base, stride)) };
+            unsafe { prepare(state, format, source, part, (base, stride)) };
             if !few {
                 thread.barrier();
             }
@@ -136,7 +136,7 @@ impl<'a> Prepared<'a> {
 /// # Safety
 /// The rows must exist, and `to` must have room for them.
 unsafe fn prepare(
-    isa: Isa,
+    state: &NodeState,
     format: ActivationFormat,
     source: &GgmlTensor,
     rows: Range<usize>,
@@ -147,7 +147,7 @@ unsafe fn prepare(
         // SAFETY: guaranteed by the caller.
         unsafe {
             let dst = std::slice::from_raw_parts_mut(base.add(i * stride), stride);
-            prepare_row(isa, format, row(source, position(source, i)), dst);
+            prepare_row_scaled(state.isa, format, state.scale, row(source, position(source, i)), dst);
         }
     }
 }
@@ -212,6 +212,7 @@ fn in_parts(thread: ComputeThread<'_>, matrix: &Matrix, mut run: impl FnMut(Rang
 
 #[cfg(test)]
 mod tests {
+    use super::super::super::kernels::Isa;
     use super::*;
     use crate::parts::KernelParts;
     use ggml::quant::TensorType;

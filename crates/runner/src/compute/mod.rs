@@ -53,8 +53,9 @@ pub unsafe fn forward(params: &ComputeParams, node: &GgmlTensor) {
             Op::RMS_NORM => rows::rms_norm(thread, node, None),
             Op::SOFT_MAX => rows::soft_max(thread, node),
             Op::ARGSORT => rows::argsort(thread, node),
-            Op::ADD | Op::MUL | Op::DIV => elements::binary(thread, node),
-            Op::SCALE | Op::UNARY => elements::unary(thread, node),
+            Op::MEAN => rows::mean(thread, node),
+            Op::ADD | Op::ADD1 | Op::MUL | Op::DIV => elements::binary(thread, node),
+            Op::SQR | Op::SQRT | Op::SCALE | Op::UNARY => elements::unary(thread, node),
             Op::GLU => elements::glu(thread, node),
             _ => {}
         }

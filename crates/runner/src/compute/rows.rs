@@ -1,4 +1,4 @@
-//! Row-wise ops: GET_ROWS, SET_ROWS, RMS_NORM, ROPE, SOFT_MAX, ARGSORT.
+//! Row-wise ops: GET_ROWS, SET_ROWS, RMS_NORM, MEAN, ROPE, SOFT_MAX, ARGSORT.
 
 use super::super::abi::{GgmlTensor, GgmlType};
 use super::super::kernels::vector::{self, Rope, RopeAngles};
@@ -88,6 +88,20 @@ pub(super) unsafe fn rms_norm(thread: ComputeThread<'_>, norm: &GgmlTensor, mul:
             let weight = weight.map(|w| row::<f32>(w, [0; 3]));
             vector::rms_norm(state.isa, row(source, at), weight, norm.param_f32(0), row_mut(out, at));
         }
+    }
+}
+
+/// The mean of each row.
+///
+/// # Safety
+/// See [`super::forward`].
+pub(super) unsafe fn mean(thread: ComputeThread<'_>, node: &GgmlTensor) {
+    // SAFETY: sources of one of our nodes.
+    let (Some(source), state) = (unsafe { (node.source(0), NodeState::of(node)) }) else { return };
+    for i in thread.share(row_count(node), 1) {
+        let at = position(node, i);
+        // SAFETY: rows of these nodes; only this thread writes this one, which has one element.
+        unsafe { row_mut::<f32>(node, at).fill(vector::mean(state.isa, row(source, at))) };
     }
 }
 

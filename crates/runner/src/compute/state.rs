@@ -1,7 +1,7 @@
 //! Decisions about a node, made when its graph is built.
 
 use super::super::abi::GgmlTensor;
-use super::super::kernels::Isa;
+use super::super::kernels::{ActivationScale, Isa};
 
 /// Alignment of each part of the work memory.
 pub(super) const ALIGN: usize = 64;
@@ -38,6 +38,8 @@ pub struct NodeState {
     pub isa: Isa,
     /// Attention may multiply f16 values as they are.
     pub halves: bool,
+    /// What activations of 8 bits share a scale.
+    pub scale: ActivationScale,
     /// This node prepares the activations; otherwise an earlier node has left them in the work memory.
     pub prepares: bool,
     /// Share of its time by which it is slowed down.
@@ -52,6 +54,7 @@ impl NodeState {
         Self {
             isa,
             halves: true,
+            scale: ActivationScale::Block,
             prepares: true,
             slow: 0.0,
             work: WorkSizes { shared: 0, own: 0, scratch: 0 },

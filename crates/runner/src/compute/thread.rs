@@ -32,6 +32,15 @@ impl<'a> ComputeThread<'a> {
         pool::next_chunk(self.params)
     }
 
+    /// Waits for the other threads; taking restarts from 0 in any case.
+    pub(super) fn restart(&self) {
+        if self.count > 1 {
+            pool::barrier(self.params);
+        } else {
+            pool::restart_chunks(self.params);
+        }
+    }
+
     /// Waits for the other threads.
     pub(super) fn barrier(&self) {
         if self.count > 1 {

@@ -3,6 +3,7 @@
 use super::super::abi::GgmlTensor;
 use super::super::kernels::{ActivationFormat, Isa, Matrix, MatrixError, MatrixPlacement, SharedBytes};
 use crate::parts::{KernelParts, q4_0_as_bytes};
+use crate::slots::{PartShape, SlotPart};
 use ggml::quant::TensorType;
 use std::ops::Range;
 use std::sync::Arc;
@@ -20,13 +21,14 @@ pub enum WeightError {
 }
 
 /// Weights of a MUL_MAT or MUL_MAT_ID node. A weight tensor's `extra` points to its weights.
-#[derive(Debug)]
 pub struct Weight {
-    /// One for all experts if their rows fill complete groups, otherwise one each.
+    /// One for all experts if their rows fill complete groups, otherwise one each. With slots, one without rows.
     parts: Vec<Matrix>,
     /// Rows per expert.
     rows: usize,
     experts: usize,
+    /// Where the experts are if they are not in memory all the time.
+    slots: Option<SlotPart>,
 }
 
 impl Weight {
@@ -63,7 +65,7 @@ impl Weight {
         let all = rows.checked_mul(experts).ok_or(WeightError::Outside)?;
         let whole = part(all, range.clone())?;
         if experts == 1 || rows.is_multiple_of(whole.group()) {
-            return Ok(Self { parts: vec![whole], rows, experts });
+            return Ok(Self { parts: vec![whole], rows, experts, slots: None });
         }
         drop(whole);
         let bytes = range.len() / experts.max(1);
@@ -71,7 +73,19 @@ impl Weight {
             let start = range.start + e * bytes;
             part(rows, start..start + bytes)
         });
-        Ok(Self { parts: matrices.collect::<Result<_, _>>()?, rows, experts })
+        Ok(Self { parts: matrices.collect::<Result<_, _>>()?, rows, experts, slots: None })
+    }
+
+    /// Weights whose `experts` of `rows` rows are in slots.
+    ///
+    /// # Errors
+    /// An instruction set that is not available.
+    pub fn in_slots(
+        slots: SlotPart,
+        shape: PartShape,
+        [rows, experts]: [usize; 2],
+    ) -> Result<Self, WeightError> {
+        Ok(Self { parts: vec![shape.pattern()?], rows, experts, slots: Some(slots) })
     }
 
     /// The weights that a tensor points to.
@@ -83,7 +97,38 @@ impl Weight {
         unsafe { tensor.extra.cast::<Weight>().as_ref() }
     }
 
-    /// The matrix that contains an expert's rows (0 for a dense weight), and the index of the first of them.
+    /// Where the experts are if they are not in memory all the time.
+    pub(super) fn slots(&self) -> Option<&SlotPart> {
+        self.slots.as_ref()
+    }
+
+    /// The nth expert that can be computed now: of all, or of a round of those in slots.
+    pub(super) fn expert_now(&self, nth: usize) -> Option<usize> {
+        match &self.slots {
+            Some(slots) => slots.expert(nth),
+            None => Some(nth).filter(|n| *n < self.experts),
+        }
+    }
+
+    /// Computes with the matrix that contains an expert's rows, and the index of the first of them; not if the expert cannot
+    /// be computed now.
+    pub(super) fn with_expert(&self, expert: usize, compute: impl FnOnce(&Matrix, usize)) {
+        match &self.slots {
+            Some(slots) => {
+                if let Some(buffer) = slots.buffer(expert) {
+                    buffer.with(|matrix| compute(matrix, 0));
+                }
+            }
+            None => {
+                if let Some((matrix, first)) = self.expert(expert) {
+                    compute(matrix, first);
+                }
+            }
+        }
+    }
+
+    /// The matrix that contains an expert's rows (0 for a dense weight), and the index of the first of them. Not for experts
+    /// in slots.
     pub fn expert(&self, expert: usize) -> Option<(&Matrix, usize)> {
         let first = self.parts.first()?;
         if expert >= self.experts {

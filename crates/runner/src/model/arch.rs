@@ -1,15 +1,24 @@
-//! Builds the graphs of the architectures, node by node as in llama.cpp (src/models/).
+//! Builds the graphs of the architectures, node by node as in llama.cpp (src/models/), or as an exporter writes them.
 
-use super::Arch;
 use super::builder::{GraphBuilder, Inputs};
 use super::space::NodePtr;
 use super::weights::{ExpertTensors, FeedForward, LayerWeights, Second};
+use super::{Arch, GraphForm, Params};
 use crate::abi::{GluOp, Op, UnaryOp};
 
 /// Most tensors per layer: those of the longest layer below, plus two for each expert of a token.
-pub(super) const LAYER_TENSORS: usize = 64;
+const LAYER_TENSORS: usize = 64;
 /// Most tensors outside of layers.
-pub(super) const OTHER_TENSORS: usize = 32;
+const OTHER_TENSORS: usize = 32;
+/// How many times as many an exported graph has at most: norms are nine nodes instead of two, and may be there twice.
+const EXPORTED: usize = 2;
+
+/// Most tensors of a model's graph.
+pub(super) fn most_tensors(p: &Params) -> usize {
+    let used = p.experts.map_or(0, |e| e.used);
+    let most = p.layers * (LAYER_TENSORS + 2 * used) + OTHER_TENSORS;
+    if p.form == GraphForm::Exported { EXPORTED * most } else { most }
+}
 
 /// Builds the complete graph; returns its inputs and the logits.
 pub(super) fn build(b: &mut GraphBuilder<'_>) -> (Inputs, NodePtr) {
@@ -59,6 +68,7 @@ fn plain_layer(
     let (q_heads, kv_heads) = (b.p.heads, b.p.kv_heads);
     let h = b.norm(x, layer.attn_norm, Some(l), format_args!("attn_norm-{l}"));
     let q = b.mul_mat(layer.q, h, format_args!("Qcur-{l}"));
+    let h = b.same_norm(h, x, layer.attn_norm, l, format_args!("attn_norm-{l} (copy)"));
     let q = b.bias(q, layer.q_bias, format_args!("Qcur-{l}"));
     let q = heads(b, q, q_heads, format_args!("Qcur-{l}"));
     let q = b.rope(q, inputs, format_args!("Qcur-{l}"));
@@ -80,11 +90,14 @@ fn plain_layer(
     let x = only_outputs(b, inputs, x, l);
     let x = b.binary(Op::ADD, h, x, format_args!("ffn_inp-{l}"));
     let h = b.norm(x, layer.ffn_norm, Some(l), format_args!("ffn_norm-{l}"));
+    let again = b.same_norm(h, x, layer.ffn_norm, l, format_args!("ffn_norm-{l} (copy)"));
     let h = match &layer.second {
-        Second::Dense(ff) => feed_forward(b, ff, h, l, GluOp::SWIGLU, format_args!("ffn_out-{l}")),
-        Second::Experts(experts) => experts_block(b, experts, h, l),
+        Second::Dense(ff) => feed_forward(b, ff, [h, again], l, GluOp::SWIGLU, format_args!("ffn_out-{l}")),
+        Second::Experts(experts) => experts_block(b, experts, [h, again], l),
     };
-    b.binary(Op::ADD, h, x, format_args!("l_out-{l}"))
+    let x = b.binary(Op::ADD, h, x, format_args!("l_out-{l}"));
+    b.unread(x, format_args!("l_out-{l} (copy)"));
+    x
 }
 
 fn gemma2_layer(
@@ -101,6 +114,7 @@ fn gemma2_layer(
     let q = b.rope(q, inputs, format_args!("Qcur-{l}"));
     let (n, scale) = (b.number(), b.p.attention_scale);
     let q = b.scale(q, scale, format_args!("node_{n}"));
+    let h = b.same_norm(h, x, layer.attn_norm, l, format_args!("attn_norm-{l} (copy)"));
     let k = b.mul_mat(layer.k, h, format_args!("Kcur-{l}"));
     let k = heads(b, k, kv_heads, format_args!("Kcur-{l}"));
     let k = b.rope(k, inputs, format_args!("Kcur-{l}"));
@@ -117,15 +131,18 @@ fn gemma2_layer(
     let x = only_outputs(b, inputs, x, l);
     let x = b.binary(Op::ADD, h, x, format_args!("sa_out-{l}"));
     let h = b.norm(x, layer.ffn_norm, Some(l), format_args!("ffn_norm-{l}"));
+    let again = b.same_norm(h, x, layer.ffn_norm, l, format_args!("ffn_norm-{l} (copy)"));
     let h = match &layer.second {
-        Second::Dense(ff) => feed_forward(b, ff, h, l, GluOp::GEGLU, format_args!("ffn_out-{l}")),
-        Second::Experts(experts) => experts_block(b, experts, h, l),
+        Second::Dense(ff) => feed_forward(b, ff, [h, again], l, GluOp::GEGLU, format_args!("ffn_out-{l}")),
+        Second::Experts(experts) => experts_block(b, experts, [h, again], l),
     };
     let h = match layer.ffn_post_norm {
         Some(norm) => b.norm(h, norm, None, format_args!("ffn_post_norm")),
         None => h,
     };
-    b.binary(Op::ADD, h, x, format_args!("l_out-{l}"))
+    let x = b.binary(Op::ADD, h, x, format_args!("l_out-{l}"));
+    b.unread(x, format_args!("l_out-{l} (copy)"));
+    x
 }
 
 /// Stores keys and values, and computes attention.
@@ -148,28 +165,29 @@ fn only_outputs(b: &mut GraphBuilder<'_>, inputs: &Inputs, x: NodePtr, l: usize)
     if l + 1 < b.p.layers { x } else { b.outputs(x, inputs) }
 }
 
+/// Gate and up have inputs with the same value.
 fn feed_forward(
     b: &mut GraphBuilder<'_>,
     ff: &FeedForward,
-    x: NodePtr,
+    [x, again]: [NodePtr; 2],
     l: usize,
     op: GluOp,
     name: std::fmt::Arguments<'_>,
 ) -> NodePtr {
     let gate = b.mul_mat(ff.gate, x, format_args!("ffn_gate-{l}"));
-    let up = b.mul_mat(ff.up, x, format_args!("ffn_up-{l}"));
+    let up = b.mul_mat(ff.up, again, format_args!("ffn_up-{l}"));
     let kind = if op == GluOp::GEGLU { "geglu" } else { "swiglu" };
     let h = b.glu(op, gate, up, format_args!("ffn_{kind}-{l}"));
     b.mul_mat(ff.down, h, name)
 }
 
-/// The chosen experts, weighted, plus the shared one scaled by its gate.
-fn experts_block(b: &mut GraphBuilder<'_>, e: &ExpertTensors, x: NodePtr, l: usize) -> NodePtr {
+/// The chosen experts, weighted, plus the shared one scaled by its gate. Both have inputs with the same value.
+fn experts_block(b: &mut GraphBuilder<'_>, e: &ExpertTensors, [x, again]: [NodePtr; 2], l: usize) -> NodePtr {
     let Some(sizes) = b.p.experts else { return x };
     let routed = routed_experts(b, e, x, l);
-    let shared = feed_forward(b, &e.shared, x, l, GluOp::SWIGLU, format_args!("ffn_shexp-{l}"));
+    let shared = feed_forward(b, &e.shared, [again; 2], l, GluOp::SWIGLU, format_args!("ffn_shexp-{l}"));
     debug_assert!(sizes.used > 0);
-    let gate = b.mul_mat(e.shared_gate, x, format_args!("ffn_shexp_gate_inp-{l}"));
+    let gate = b.mul_mat(e.shared_gate, again, format_args!("ffn_shexp_gate_inp-{l}"));
     // The sigmoid, the way llama.cpp computes it for this architecture.
     let n = b.number();
     let silu = b.unary(UnaryOp::SILU, gate, format_args!("node_{n}"));

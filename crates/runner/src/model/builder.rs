@@ -3,7 +3,7 @@
 use super::cache::Cache;
 use super::space::{NodePtr, Space};
 use super::weights::{Id, Weights};
-use super::{Arch, Params};
+use super::{Arch, GraphForm, Params};
 use crate::abi::{FLAG_COMPUTE, FLAG_INPUT, FLAG_OUTPUT, GgmlTensor, GgmlType, GluOp, MAX_NAME, Op, UnaryOp};
 use std::fmt::{self, Arguments, Write};
 
@@ -13,6 +13,8 @@ const ROPE_NEOX: i32 = 2;
 const PRECISE: i32 = 10;
 /// `GGML_SORT_ORDER_DESC`.
 const DESCENDING: i32 = 1;
+/// Nodes of llama.cpp for other kinds of input than tokens.
+const OTHER_INPUT: usize = 3;
 
 /// Sizes of a graph.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -80,13 +82,13 @@ fn named(mut tensor: GgmlTensor, name: Arguments<'_>) -> GgmlTensor {
 }
 
 /// The tensor that a node points to.
-fn get<'t>(node: NodePtr) -> &'t GgmlTensor {
+pub(super) fn get<'t>(node: NodePtr) -> &'t GgmlTensor {
     // SAFETY: nodes come from the builder's space, weights or cache, all of which stay alive and change only
     // through the space, one tensor at a time.
     unsafe { &*node }
 }
 
-fn size(n: usize) -> i64 {
+pub(super) fn size(n: usize) -> i64 {
     i64::try_from(n).unwrap_or(i64::MAX)
 }
 
@@ -97,7 +99,7 @@ impl GraphBuilder<'_> {
         self.space.put(named(t, format_args!("{name}")))
     }
 
-    fn node(&mut self, op: Op, ne: [i64; 4], sources: &[NodePtr], name: Arguments<'_>) -> NodePtr {
+    pub(super) fn node(&mut self, op: Op, ne: [i64; 4], sources: &[NodePtr], name: Arguments<'_>) -> NodePtr {
         self.typed(GgmlType::F32, op, ne, sources, &[], name)
     }
 
@@ -120,8 +122,14 @@ impl GraphBuilder<'_> {
         self.space.put(named(t, name))
     }
 
-    /// A node that is a view of `of`.
+    /// A node that is a view of `of`. An exported graph has it as a view of a view.
     fn shown(&mut self, op: Op, of: NodePtr, like: GgmlTensor, name: Arguments<'_>) -> NodePtr {
+        let of = if self.p.form == GraphForm::Exported { self.view_before(op, of) } else { of };
+        self.view_of(op, of, like, name)
+    }
+
+    /// One node that is a view of `of`.
+    pub(super) fn view_of(&mut self, op: Op, of: NodePtr, like: GgmlTensor, name: Arguments<'_>) -> NodePtr {
         let source = get(of);
         let root = if source.view_src.is_null() { of } else { source.view_src };
         let view_offs = source.view_offs + like.view_offs;
@@ -178,40 +186,17 @@ impl GraphBuilder<'_> {
         }
     }
 
-    /// The embeddings of the tokens. They are followed by the nodes that llama.cpp has for other kinds of input,
-    /// which it never computes for pure token input.
+    /// The embeddings of the tokens.
     pub fn embed(&mut self, inputs: &Inputs) -> NodePtr {
-        let (width, tokens) = (self.p.embd, self.shape.tokens);
-        let ne = [size(width), size(tokens), 1, 1];
+        let ne = [size(self.p.embd), size(self.shape.tokens), 1, 1];
         let table = self.weights.get(self.weights.token_embd);
-        let embd = self.node(Op::GET_ROWS, ne, &[table, inputs.tokens], format_args!("embd"));
-        let mixed = self.leaf(GgmlType::I32, [tokens, 1], "inp_mixed_tokens");
-        let vectors = self.leaf(GgmlType::F32, [width, tokens], "inp_mixed_embd");
-        let slots = self.leaf(GgmlType::I64, [tokens, 1], "inp_mixed_slots");
-        let rows = self.unused(Op::GET_ROWS, ne, &[table, mixed], null());
-        let copy = self.unused(Op::DUP, ne, &[vectors], null());
-        self.unused(Op::SET_ROWS, ne, &[rows, slots, copy], copy);
-        embd
+        self.node(Op::GET_ROWS, ne, &[table, inputs.tokens], format_args!("embd"))
     }
 
-    /// A node that is not computed.
-    fn unused(&mut self, op: Op, ne: [i64; 4], sources: &[NodePtr], view_src: NodePtr) -> NodePtr {
-        let mut t = GgmlTensor { op, view_src, ..GgmlTensor::contiguous(GgmlType::F32, ne) };
-        for (slot, source) in t.src.iter_mut().zip(sources) {
-            *slot = *source;
-        }
-        let number = self.space.len();
-        let t = if view_src.is_null() {
-            named(t, format_args!("node_{number}"))
-        } else {
-            named(t, format_args!(" (view)"))
-        };
-        self.space.put(t)
-    }
-
-    /// The number in the name that GGML gives the next unnamed node.
+    /// The number in the name that GGML gives the next unnamed node. It counts the nodes for other kinds of input, which
+    /// llama.cpp has behind the embeddings and never computes for tokens.
     pub fn number(&self) -> usize {
-        self.space.len()
+        self.space.len() + OTHER_INPUT
     }
 
     /// Rows of `x` whose logits are computed.
@@ -221,8 +206,11 @@ impl GraphBuilder<'_> {
         self.node(Op::GET_ROWS, ne, &[x, inputs.outputs], format_args!("node_{number}"))
     }
 
-    /// RMS_NORM and the multiplication by its weight, which may run fused.
+    /// RMS_NORM and the multiplication by its weight, which may run fused; in an exported graph, the parts of both.
     pub fn norm(&mut self, x: NodePtr, weight: Id, layer: Option<usize>, name: Arguments<'_>) -> NodePtr {
+        if self.p.form == GraphForm::Exported {
+            return self.norm_parts(x, weight, layer, name);
+        }
         let eps = [self.p.norm_eps.to_bits().cast_signed()];
         let ne = get(x).ne;
         let norm = match layer {

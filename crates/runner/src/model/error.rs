@@ -1,5 +1,6 @@
 //! Errors in a model file.
 
+use crate::slots::SlotError;
 use ggml::gguf::reader::GgufReadError;
 use std::path::PathBuf;
 
@@ -41,4 +42,6 @@ pub enum ModelError {
         "the weights need {need} MB packed and {available} MB are available: use --placement mapped, or a smaller type"
     )]
     Memory { need: u64, available: u64 },
+    #[error(transparent)]
+    Slots(#[from] SlotError),
 }

@@ -1,6 +1,6 @@
 //! A model's graph, built for a batch size and reused while the size stays the same.
 
-use super::arch::{self, LAYER_TENSORS, OTHER_TENSORS};
+use super::arch;
 use super::builder::GraphBuilder;
 pub use super::builder::{GraphSize, Inputs};
 use super::cache::Cache;
@@ -53,11 +53,9 @@ impl ModelGraph {
         threads: usize,
         steps: Steps,
     ) -> Result<Self, BufferError> {
-        let used = model.params.experts.map_or(0, |e| e.used);
-        let capacity = model.params.layers * (LAYER_TENSORS + 2 * used) + OTHER_TENSORS;
-        let mut space = Space::new(capacity, model.isa);
+        let mut space = Space::new(arch::most_tensors(&model.params), model.isa);
         let (inputs, _) = build(&mut space, model, cache, most);
-        // SAFETY: the sources are of the space, the weights and the cache.
+        // SAFETY: the sources are of the space, the weights and the cache; weights do not change.
         let mut steps = unsafe { Optimiser::new(space.tensors(), &inputs.all(), steps) };
         space.retain(&steps);
         let bytes = steps.bytes();
@@ -134,7 +132,7 @@ impl ModelGraph {
         if self.steps.fuses() {
             share_activations(&mut self.space);
         }
-        attention_parts(&mut self.space, model.parts);
+        kernel_parts(&mut self.space, model.parts);
         if let Some(slow) = &self.slow {
             mark(&mut self.space, slow);
         }
@@ -184,13 +182,15 @@ fn work(node: NodePtr, threads: usize) -> WorkSizes {
     }
 }
 
-/// Leaves out the parts of attention that are switched off.
-fn attention_parts(space: &mut Space, parts: KernelParts) {
+/// Tells the nodes which parts of the kernels are switched off, and what shares a scale.
+fn kernel_parts(space: &mut Space, parts: KernelParts) {
     for i in 0..space.len() {
         let Some(&node) = space.nodes().get(i) else { return };
         // SAFETY: a node of the space.
         let attention = unsafe { (*node).op } == Op::FLASH_ATTN_EXT;
-        if let Some(state) = space.state(node).filter(|_| attention) {
+        let Some(state) = space.state(node) else { continue };
+        state.scale = parts.activation;
+        if attention {
             state.halves = parts.halves;
             if !parts.attention {
                 state.isa = Isa::Scalar;

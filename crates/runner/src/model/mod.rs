@@ -6,6 +6,7 @@ mod arch;
 mod builder;
 pub mod cache;
 pub mod error;
+mod exported;
 pub mod graph;
 pub mod memory;
 pub mod params;
@@ -13,12 +14,13 @@ mod space;
 pub mod weights;
 
 pub use error::ModelError;
-pub use params::{Arch, Params};
+pub use params::{Arch, GraphForm, Params};
 pub use weights::{Placement, Weights};
 
 use crate::kernels::attention::multiplies_halves;
 use crate::kernels::{Isa, Reading};
 use crate::parts::KernelParts;
+use crate::slots::SlotSettings;
 use ggml::gguf::reader::Gguf;
 use memmap2::Mmap;
 use std::fs::File;
@@ -59,6 +61,21 @@ impl Model {
         isa: Isa,
         placement: Placement,
         parts: KernelParts,
+        progress: impl FnMut(u64, u64),
+    ) -> Result<Self, ModelError> {
+        Self::load_in_slots(path, isa, placement, parts, None, progress)
+    }
+
+    /// The same with some of each layer's experts in memory at a time, if there are settings for that.
+    ///
+    /// # Errors
+    /// As [`Self::load`], and if the model has no experts, or those to pin do not exist.
+    pub fn load_in_slots(
+        path: &Path,
+        isa: Isa,
+        placement: Placement,
+        parts: KernelParts,
+        slots: Option<&SlotSettings>,
         mut progress: impl FnMut(u64, u64),
     ) -> Result<Self, ModelError> {
         let placement = if parts.layout { placement } else { Placement::Mapped };
@@ -71,10 +88,11 @@ impl Model {
         let params = Params::read(&gguf)?;
         let total = map.len() as u64;
         let mut told = |done| progress(done, total);
-        let order = weights::LoadOptions { isa, placement, parts, progress: &mut told };
+        let slots = slots.map(|settings| (settings, file));
+        let order = weights::LoadOptions { isa, placement, parts, slots, progress: &mut told };
         let weights = weights::load(&gguf, &map, &params, order)?;
         if !parts.prefetch {
-            weights.matrices().for_each(|m| m.set_reading(Reading::PLAIN));
+            weights.set_reading(None, Reading::PLAIN);
         }
         Ok(Self { params, weights, isa, parts })
     }

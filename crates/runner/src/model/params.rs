@@ -4,6 +4,7 @@
 //! tensors is checked when those are loaded, which bounds every width by the size of the file.
 
 use super::error::ModelError;
+pub use crate::synth::GraphForm;
 pub use crate::synth::presets::Arch;
 use ggml::gguf::reader::{Gguf, GgufValue};
 
@@ -36,6 +37,8 @@ pub struct ExpertParams {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Params {
     pub arch: Arch,
+    /// How the nodes of its graph are written.
+    pub form: GraphForm,
     pub layers: usize,
     pub embd: usize,
     pub ff: usize,
@@ -109,6 +112,7 @@ impl Params {
         };
         Ok(Self {
             arch,
+            form: keys.form()?,
             layers,
             embd,
             ff,
@@ -164,6 +168,20 @@ impl<'a, 'f> Keys<'a, 'f> {
 
     fn missing(&self, key: &str) -> ModelError {
         ModelError::MissingKey { key: self.name(key) }
+    }
+
+    /// How the graph is written.
+    fn form(&self) -> Result<GraphForm, ModelError> {
+        let bad = |why: String| ModelError::Key { key: GraphForm::KEY.to_owned(), why };
+        match self.file.get(GraphForm::KEY) {
+            None => Ok(GraphForm::default()),
+            Some(GgufValue::Str(name)) => {
+                let known = GraphForm::ALL.map(GraphForm::name).join(" and ");
+                let form = GraphForm::ALL.into_iter().find(|form| form.name() == *name);
+                form.ok_or_else(|| bad(format!("'{name}' is not supported; supported: {known}")))
+            }
+            Some(_) => Err(bad("must be a string".to_owned())),
+        }
     }
 
     /// A number from 1 to `max`. An array with one number per layer is accepted if all are equal.

@@ -8,13 +8,15 @@ use super::memory;
 use super::params::{Arch, Params};
 use crate::abi::{GgmlTensor, GgmlType};
 use crate::compute::{BytesOwner, Weight};
-use crate::kernels::{Isa, Matrix};
+use crate::kernels::{Isa, Matrix, Reading};
 use crate::parts::KernelParts;
+use crate::slots::{ExpertPart, ExpertStore, PartShape, SlotError, SlotSettings};
 use ggml::gguf::reader::{Gguf, GgufTensor};
 use ggml::quant::TensorType;
 use memmap2::Mmap;
 use std::collections::HashMap;
 use std::fmt;
+use std::fs::File;
 use std::ops::Range;
 use std::str::FromStr;
 use std::sync::Arc;
@@ -113,6 +115,8 @@ pub struct LayerWeights {
 pub struct Weights {
     /// Never changed after loading, so that their addresses are stable.
     tensors: Box<[GgmlTensor]>,
+    /// The number 1, a constant that exported graphs compute others from.
+    pub one: Id,
     pub token_embd: Id,
     pub output_norm: Id,
     pub output: Id,
@@ -126,6 +130,8 @@ pub struct Weights {
     /// Bytes of the matrices, in memory or in the file.
     pub bytes: u64,
     pub placement: Placement,
+    /// The experts, if only some of them are in memory at a time.
+    pub slots: Option<Arc<ExpertStore>>,
 }
 
 // SAFETY: the tensors point into the mapped file and to the matrices, which are owned here, shared read-only and
@@ -135,9 +141,18 @@ unsafe impl Send for Weights {}
 unsafe impl Sync for Weights {}
 
 impl Weights {
-    /// All matrices, those of experts included.
+    /// All matrices, those of experts included unless they are in slots.
     pub fn matrices(&self) -> impl Iterator<Item = &Matrix> {
         self.matrices.iter().flat_map(Weight::matrices)
+    }
+
+    /// Reads weights for one token in this way from now on; those of all types if none is given.
+    pub fn set_reading(&self, ty: Option<TensorType>, reading: Reading) {
+        let meant = |m: &&Matrix| ty.is_none_or(|ty| m.ty() == ty);
+        self.matrices().filter(meant).for_each(|m| m.set_reading(reading));
+        if let Some(slots) = &self.slots {
+            slots.set_reading(ty, reading);
+        }
     }
 
     /// A pointer to the tensor, for use in a graph. Nothing may write through it.
@@ -271,6 +286,8 @@ pub(super) struct LoadOptions<'a> {
     pub isa: Isa,
     pub placement: Placement,
     pub parts: KernelParts,
+    /// How experts are kept if not all are in memory, and the file that they are read from.
+    pub slots: Option<(&'a SlotSettings, File)>,
     /// Receives the bytes of the file processed since the last call.
     pub progress: &'a mut dyn FnMut(u64),
 }
@@ -293,18 +310,29 @@ pub(super) fn load(
     if let Some(name) = plan.all.keys().min() {
         return Err(ModelError::UnknownTensor { name: (*name).to_owned(), arch: plan.arch.name() });
     }
-    let (placement, bytes) = place(&plan.wanted, order.placement)?;
+    let count = order.slots.as_ref().map(|(settings, _)| settings.slots);
+    let (placement, bytes) = place(&plan.wanted, order.placement, count)?;
     let parts = KernelParts { layout: placement == Placement::Packed, ..order.parts };
+    let in_slots = order
+        .slots
+        .map(|(settings, file)| {
+            InSlots::new(&plan.wanted, &layers, settings, (file, map), (p, parts, order.isa))
+        })
+        .transpose()?;
     let mut matrices = Vec::new();
-    let mut tensors = Vec::with_capacity(plan.wanted.len());
-    for w in &plan.wanted {
+    let mut tensors = Vec::with_capacity(plan.wanted.len() + 1);
+    for (i, w) in plan.wanted.iter().enumerate() {
         let tensor = describe(w, map)?;
-        if w.multiplied {
+        if let Some(weight) = in_slots.as_ref().and_then(|s| s.weight(i, w).transpose()) {
+            matrices.push(weight?);
+        } else if w.multiplied {
             matrices.push(matrix(w, map, parts, order.isa)?);
         }
         (order.progress)(w.info.bytes.unwrap_or(0));
         tensors.push(tensor);
     }
+    let one = Id(tensors.len());
+    tensors.push(number_one());
     let matrices: Box<[Weight]> = matrices.into();
     let multiplied = tensors.iter_mut().zip(&plan.wanted).filter(|(_, w)| w.multiplied);
     for ((tensor, _), weight) in multiplied.zip(&matrices) {
@@ -312,6 +340,7 @@ pub(super) fn load(
     }
     Ok(Weights {
         tensors: tensors.into(),
+        one,
         token_embd,
         output_norm,
         output,
@@ -321,7 +350,53 @@ pub(super) fn load(
         _file: Arc::clone(map),
         bytes,
         placement,
+        slots: in_slots.map(|s| s.store),
     })
+}
+
+/// Experts of which some are in slots.
+struct InSlots {
+    store: Arc<ExpertStore>,
+    /// By tensor: layer, part of its experts, shape.
+    parts: HashMap<usize, (usize, usize, PartShape)>,
+}
+
+impl InSlots {
+    fn new(
+        wanted: &[WantedTensor<'_>],
+        layers: &[LayerWeights],
+        settings: &SlotSettings,
+        (file, map): (File, &Arc<Mmap>),
+        (p, kernel_parts, isa): (&Params, KernelParts, Isa),
+    ) -> Result<Self, ModelError> {
+        let Some(experts) = p.experts else { return Err(SlotError::NoExperts(p.arch.name()).into()) };
+        let (mut parts, mut stored) = (HashMap::new(), Vec::with_capacity(layers.len()));
+        for (layer, weights) in layers.iter().enumerate() {
+            let Second::Experts(e) = weights.second else { continue };
+            let mut of_layer = Vec::new();
+            // In the order of the graph.
+            for (part, id) in [e.gate, e.up, e.down].into_iter().enumerate() {
+                let Some(w) = wanted.get(id.0) else { continue };
+                let [cols, rows, ..] = w.info.dims.map(|d| usize::try_from(d).unwrap_or(usize::MAX));
+                let bytes = w.info.bytes.unwrap_or(0) / experts.count as u64;
+                let shape = PartShape::new(w.ty, [cols, rows], bytes, kernel_parts, isa);
+                of_layer.push(ExpertPart { offset: w.info.offset, bytes, shape });
+                parts.insert(id.0, (layer, part, shape));
+            }
+            stored.push(of_layer);
+        }
+        let store = ExpertStore::new(settings, (file, map), experts.count, &stored)?;
+        Ok(Self { store: Arc::new(store), parts })
+    }
+
+    /// The weights of a tensor, if its experts are in slots. Their scales are not checked, as those of a mapped file are not:
+    /// that would read them all.
+    fn weight(&self, tensor: usize, w: &WantedTensor<'_>) -> Result<Option<Weight>, ModelError> {
+        let Some(&(layer, part, shape)) = self.parts.get(&tensor) else { return Ok(None) };
+        let [_, rows, experts, _] = w.info.dims.map(|d| usize::try_from(d).unwrap_or(usize::MAX));
+        let weight = Weight::in_slots(self.store.part(layer, part), shape, [rows, experts]);
+        weight.map(Some).map_err(|e| ModelError::Kernel { name: w.info.name.to_owned(), why: e.to_string() })
+    }
 }
 
 /// Tokens in the vocabulary: the rows of the embedding, which must agree with the metadata.
@@ -349,19 +424,30 @@ fn vocabulary(file: &Gguf<'_>, p: &Params) -> Result<usize, ModelError> {
     }
 }
 
-/// Decides where the matrices go, and returns their size in bytes.
-fn place(wanted: &[WantedTensor<'_>], asked: Placement) -> Result<(Placement, u64), ModelError> {
-    let need =
-        wanted.iter().filter(|w| w.multiplied).filter_map(|w| w.info.bytes).fold(0, u64::saturating_add);
+/// Decides where the matrices go, with this number of expert slots in each layer, and returns their size in bytes.
+fn place(
+    wanted: &[WantedTensor<'_>],
+    asked: Placement,
+    slots: Option<usize>,
+) -> Result<(Placement, u64), ModelError> {
+    let matrices = || wanted.iter().filter(|w| w.multiplied);
+    let sum = |bytes: &mut dyn Iterator<Item = u64>| bytes.fold(0, u64::saturating_add);
+    let all = sum(&mut matrices().filter_map(|w| w.info.bytes));
+    let in_memory = |w: &WantedTensor<'_>| -> Option<u64> {
+        let (bytes, [.., experts, _]) = (w.info.bytes?, w.info.dims);
+        let slots = slots.filter(|_| w.info.dim_count == 3 && experts > 0)?;
+        Some((bytes / experts).saturating_mul(experts.min(slots as u64)))
+    };
+    let need = sum(&mut matrices().filter_map(|w| in_memory(w).or(w.info.bytes)));
     let fits = memory::available().is_none_or(|free| need <= memory::usable(free));
     match asked {
-        Placement::Mapped => Ok((Placement::Mapped, need)),
-        Placement::Auto if !fits => Ok((Placement::Mapped, need)),
+        Placement::Mapped => Ok((Placement::Mapped, all)),
+        Placement::Auto if !fits => Ok((Placement::Mapped, all)),
         Placement::Packed if !fits => {
             let available = memory::usable(memory::available().unwrap_or(0)) / 1_000_000;
             Err(ModelError::Memory { need: need / 1_000_000, available })
         }
-        _ => Ok((Placement::Packed, need)),
+        _ => Ok((Placement::Packed, all)),
     }
 }
 
@@ -385,6 +471,15 @@ fn describe(w: &WantedTensor<'_>, map: &Mmap) -> Result<GgmlTensor, ModelError> 
         Some(index) => Err(ModelError::NotFinite { name: w.info.name.to_owned(), index }),
         None => Ok(tensor),
     }
+}
+
+/// A tensor with the number 1, which is in no file.
+fn number_one() -> GgmlTensor {
+    static ONE: f32 = 1.0;
+    let mut tensor = GgmlTensor::contiguous(GgmlType::F32, [1; 4]);
+    tensor.set_name("one");
+    tensor.data = (&raw const ONE).cast_mut().cast();
+    tensor
 }
 
 fn matrix(w: &WantedTensor<'_>, map: &Arc<Mmap>, parts: KernelParts, isa: Isa) -> Result<Weight, ModelError> {

@@ -1,9 +1,9 @@
 //! Common subexpressions: a node that computes what an earlier one has computed is replaced by that one.
 
-use super::fate::Fate;
+use super::fate::{Fate, Twin, redirect};
 use super::fixed::Tensors;
 use super::kinds::{Kind, kinds};
-use crate::abi::{FLAG_COMPUTE, FLAG_OUTPUT, GgmlTensor};
+use crate::abi::{FLAG_COMPUTE, FLAG_OUTPUT, GgmlTensor, Op};
 
 /// Lists of earlier nodes, by their op and sources.
 const BUCKETS: usize = 1024;
@@ -23,9 +23,12 @@ pub fn find(tensors: &mut Tensors, fates: &mut [Fate]) -> Result<(), String> {
         .collect();
     let (mut first, mut next) = (vec![END; BUCKETS], vec![END; tensors.len()]);
     for (i, kind) in kinds.iter().enumerate() {
+        let always = always(tensors, i, *kind, fates);
         redirect(tensors, i, fates);
         let written = effects.iter().any(|(_, to)| *to == tensors.at(i));
-        if !matches!(kind, Kind::View | Kind::Pure) || written {
+        let fate = &fates[i];
+        let comparable = matches!(kind, Kind::View | Kind::Pure) || fate.folded;
+        if !comparable || written || fate.passed {
             continue;
         }
         let bucket = bucket(tensors.get(i));
@@ -37,50 +40,36 @@ pub fn find(tensors: &mut Tensors, fates: &mut [Fate]) -> Result<(), String> {
             next[i] = first[bucket];
             first[bucket] = i;
         } else {
-            fates[i].kept = Some(at);
-            fates[i].merged = true;
+            fates[i].twin = Some(Twin { of: at, always, now: true });
         }
     }
     Ok(())
 }
 
-/// Does the same to a graph of the same structure and other sizes. Nodes that are not equal at these sizes remain.
-pub fn apply(tensors: &mut Tensors, fates: &mut [Fate]) {
-    for i in 0..tensors.len().min(fates.len()) {
-        redirect(tensors, i, fates);
-        if let Some(kept) = fates[i].kept {
-            fates[i].merged = same(tensors, kept, i);
-        }
-    }
-}
-
-/// Replaces the sources of a tensor that have been merged.
-fn redirect(tensors: &mut Tensors, i: usize, fates: &[Fate]) {
-    let kept = |tensors: &Tensors, s: *mut GgmlTensor| {
-        let fate = fates.get(tensors.place(s)?).filter(|f| f.merged)?;
-        Some(tensors.at(fate.kept?))
+/// Whether a node that equals another does so at every size: its dimensions follow from its sources, which are the same
+/// at every size. Those of a view do not.
+fn always(tensors: &Tensors, i: usize, kind: Kind, fates: &[Fate]) -> bool {
+    let t = tensors.get(i);
+    let follows = kind != Kind::View || matches!(t.op, Op::PERMUTE | Op::TRANSPOSE);
+    let fixed = |s: &*mut GgmlTensor| {
+        let fate = tensors.place(*s).and_then(|place| fates.get(place));
+        fate.and_then(|f| f.twin).is_none_or(|twin| twin.always)
     };
-    for slot in 0..tensors.get(i).src.len() {
-        if let Some(kept) = kept(tensors, tensors.get(i).src[slot]) {
-            tensors.get_mut(i).src[slot] = kept;
-        }
-    }
-    if let Some(kept) = kept(tensors, tensors.get(i).view_src) {
-        tensors.get_mut(i).view_src = kept;
-    }
+    follows && t.src.iter().chain([&t.view_src]).all(fixed)
 }
 
 fn bucket(t: &GgmlTensor) -> usize {
-    let start = t.op as usize;
+    let start = t.op as usize ^ t.data as usize;
     t.src.iter().fold(start, |h, s| (h.rotate_left(5) ^ (*s as usize)).wrapping_mul(0x9e37_79b9)) >> 8
         & (BUCKETS - 1)
 }
 
-/// True if both compute the same from the same sources. A result of the graph is never the later one.
-fn same(tensors: &Tensors, earlier: usize, later: usize) -> bool {
+/// True if both compute the same from the same sources, or are constants with the same data. A result of the graph is
+/// never the later one.
+pub(super) fn same(tensors: &Tensors, earlier: usize, later: usize) -> bool {
     let (a, b) = (tensors.get(earlier), tensors.get(later));
     (a.op, a.ty, a.ne, a.nb, a.op_params) == (b.op, b.ty, b.ne, b.nb, b.op_params)
-        && (a.src, a.view_src, a.view_offs) == (b.src, b.view_src, b.view_offs)
+        && (a.src, a.view_src, a.view_offs, a.data) == (b.src, b.view_src, b.view_offs, b.data)
         && a.flags & FLAG_COMPUTE == b.flags & FLAG_COMPUTE
         && b.flags & FLAG_OUTPUT == 0
 }
@@ -103,12 +92,11 @@ fn unchanged(
 mod tests {
     use super::super::made::{Made, Ptr};
     use super::*;
-    use crate::abi::Op;
 
     fn merged(g: &mut Made) -> Vec<(usize, usize)> {
         let mut fates = vec![Fate::default(); g.tensors.len()];
         find(&mut g.tensors, &mut fates).expect("known");
-        fates.iter().enumerate().filter_map(|(i, f)| Some((i, f.kept?))).collect()
+        fates.iter().enumerate().filter_map(|(i, f)| Some((i, f.twin?.of))).collect()
     }
 
     const NE: [i64; 4] = [4, 2, 1, 1];
@@ -157,22 +145,5 @@ mod tests {
         g.store(NE, x, ids, a);
         g.node(Op::ADD, NE, &[a, b]);
         assert_eq!(merged(&mut g), []);
-    }
-
-    #[test]
-    fn nodes_that_are_different_at_another_size_remain() {
-        let mut g = Made::new();
-        let x = g.leaf(NE);
-        let [a, b] = [0, 1].map(|_| g.view(Op::VIEW, NE, x, 0));
-        let [ua, ub] = [a, b].map(|s| g.node(Op::UNARY, NE, &[s]));
-        let mut fates = vec![Fate::default(); g.tensors.len()];
-        find(&mut g.tensors, &mut fates).expect("known");
-        assert!(fates[2].merged && fates[4].merged);
-        // The same graph again, with another size of one view.
-        g.change(b, |t| t.ne = [4, 1, 1, 1]);
-        g.change(ub, |t| (t.ne, t.src[0]) = ([4, 1, 1, 1], b));
-        apply(&mut g.tensors, &mut fates);
-        assert!(!fates[2].merged && !fates[4].merged);
-        assert_eq!((g.of(ua).src[0], g.of(ub).src[0]), (a, b));
     }
 }

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::fmt::Write as _;
 
 use crate::abi::GgmlTensor;
-use common::plain::clean;
+use common::plain::{clean, dot_string};
 
 /// Which graph to write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -84,9 +84,8 @@ fn shape(t: &GgmlTensor) -> String {
 
 /// A string of DOT; names of weights come from a file.
 fn quoted(text: &str) -> String {
-    let lines: Vec<String> =
-        text.lines().map(|l| clean(l).replace('\\', "\\\\").replace('"', "\\\"")).collect();
-    format!("\"{}\"", lines.join("\\n"))
+    let lines: Vec<String> = text.lines().map(clean).collect();
+    dot_string(&lines.join("\n"), "\\n")
 }
 
 #[cfg(test)]

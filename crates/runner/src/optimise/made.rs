@@ -76,4 +76,9 @@ impl Made {
     pub fn place(&self, tensor: Ptr) -> usize {
         self.tensors.place(tensor).expect("a tensor of this graph")
     }
+
+    /// A tensor outside of the graph.
+    pub fn of_outside(&self, tensor: Ptr) -> &GgmlTensor {
+        self.outside.get(self.outside.place(tensor).expect("a tensor outside of this graph"))
+    }
 }

@@ -67,7 +67,9 @@ impl Places {
 fn last_uses(tensors: &Tensors, fates: &[Fate]) -> Vec<usize> {
     let mut last: Vec<usize> = (0..tensors.len()).collect();
     let owner = |s: *mut GgmlTensor| tensors.place(tensors.root(s));
-    for (i, t) in tensors.iter().enumerate().filter(|(i, _)| !fates.get(*i).is_some_and(Fate::is_gone)) {
+    // What is replaced only at some sizes uses its sources at the others.
+    let stays = |i: usize| !fates.get(i).is_some_and(Fate::is_always_gone);
+    for (i, t) in tensors.iter().enumerate().filter(|(i, _)| stays(*i)) {
         let until = if t.op == Op::RMS_NORM { fused_until(tensors, fates, i) } else { i };
         for source in t.src.iter().chain([&t.view_src]).filter(|s| !s.is_null()) {
             if let Some(place) = owner(*source) {
@@ -78,9 +80,9 @@ fn last_uses(tensors: &Tensors, fates: &[Fate]) -> Vec<usize> {
             last[i] = usize::MAX;
         }
     }
-    // A node that equals an earlier one uses that one's data, or at other sizes its own.
-    for (i, fate) in fates.iter().enumerate() {
-        if let Some(kept) = fate.kept.and_then(|k| owner(tensors.at(k))) {
+    // At sizes where a node is not replaced, its own data is used instead of that of the other.
+    for (i, twin) in fates.iter().enumerate().filter_map(|(i, fate)| Some((i, fate.twin?))) {
+        if let Some(kept) = owner(tensors.at(twin.of)) {
             last[i] = last[i].max(last[kept]);
         }
     }
@@ -96,10 +98,10 @@ fn fused_until(tensors: &Tensors, fates: &[Fate], norm: usize) -> usize {
     (norm + 1..tensors.len()).find(follows).unwrap_or(norm)
 }
 
-/// Whether the buffer has room for the tensor: not for views or tensors that are never computed. A node that equals
-/// an earlier one has room, for sizes at which it does not.
+/// Whether the buffer has room for the tensor: not for views or tensors that are never computed. A node that is replaced
+/// only at some sizes has room for the others.
 fn owns_data(t: &GgmlTensor, fate: Option<&Fate>) -> bool {
-    let gone = fate.is_some_and(|f| f.dead && f.kept.is_none());
+    let gone = fate.is_some_and(Fate::is_always_gone);
     t.view_src.is_null() && !gone && t.flags & (FLAG_COMPUTE | FLAG_INPUT) != 0
 }
 
@@ -207,18 +209,24 @@ mod tests {
     }
 
     #[test]
-    fn what_equals_an_earlier_node_may_still_run_at_another_size() {
-        let mut g = Made::new();
-        let x = g.leaf(NE);
-        let [a, b] = [0, 1].map(|_| g.node(Op::SCALE, NE, &[x]));
-        let c = g.node(Op::ADD, NE, &[a, b]);
-        g.node(Op::UNARY, NE, &[c]);
-        let mut fates = vec![Fate::default(); g.tensors.len()];
-        super::super::cse::find(&mut g.tensors, &mut fates).expect("known");
-        fates[g.place(b)].dead = true;
-        let places = Places::shared(&g.tensors, &fates).expect("known");
-        let all = [a, b, c].map(|t| places.of(g.place(t)));
-        assert_eq!(all, [Some(64), Some(128), Some(192)]);
+    fn what_is_replaced_only_at_some_sizes_has_room_for_the_others() {
+        let places = |op: Op| {
+            let mut g = Made::new();
+            let x = g.leaf(NE);
+            let y = g.node(Op::SCALE, NE, &[x]);
+            let [va, vb] = [0, 1].map(|_| g.view(op, NE, y, 0));
+            let [a, b] = [va, vb].map(|v| g.node(Op::UNARY, NE, &[v]));
+            let c = g.node(Op::ADD, NE, &[a, b]);
+            g.node(Op::UNARY, NE, &[c]);
+            let mut fates = vec![Fate::default(); g.tensors.len()];
+            super::super::cse::find(&mut g.tensors, &mut fates).expect("known");
+            assert!(fates[g.place(b)].is_gone() && fates[g.place(vb)].is_gone());
+            let places = Places::shared(&g.tensors, &fates).expect("known");
+            [y, a, b, c].map(|t| places.of(g.place(t)))
+        };
+        // The dimensions of a transposed tensor follow from it, those of a view do not: `b` may need `y` and its own room.
+        assert_eq!(places(Op::TRANSPOSE), [Some(64), Some(128), None, Some(64)]);
+        assert_eq!(places(Op::VIEW), [Some(64), Some(128), Some(192), Some(64)]);
     }
 
     #[test]

@@ -12,19 +12,23 @@ pub struct LeftOut {
     pub why: String,
 }
 
+/// The nodes of the graph before and after a step that was done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct StepNodes {
+    pub step: &'static str,
+    pub before: usize,
+    pub after: usize,
+}
+
 /// What the steps did. The bytes are those of the largest graph, with its inputs; all else is the same for each size.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
 pub struct Report {
-    /// Nodes of the graph that runs.
-    pub nodes: usize,
     /// Nodes of the graph as it was built.
     pub built: usize,
-    /// Nodes whose shape was compared with that of their sources.
-    pub checked: usize,
-    pub folded: usize,
-    pub dead: usize,
-    /// Nodes that equal an earlier one.
-    pub shared: usize,
+    /// Nodes of the graph that runs; two that are fused count as two.
+    pub nodes: usize,
+    /// The steps that may remove nodes and were done, in order.
+    pub steps: Vec<StepNodes>,
     /// Pairs of nodes that run as one.
     pub fused: usize,
     /// Products that find their activations prepared.
@@ -43,6 +47,18 @@ impl Report {
         Self { off: steps.off().collect(), ..Self::default() }
     }
 
+    /// Notes what a step did to the number of nodes. Planning memory never changes it.
+    pub fn did(&mut self, step: Step, before: usize, after: usize) {
+        if step != Step::Plan {
+            self.steps.push(StepNodes { step: step.name(), before, after });
+        }
+    }
+
+    /// How many nodes a step removed; 0 if it was not done.
+    pub fn removed(&self, step: Step) -> usize {
+        self.steps.iter().find(|s| s.step == step.name()).map_or(0, |s| s.before.saturating_sub(s.after))
+    }
+
     /// Notes that a step was left out.
     pub fn leave_out(&mut self, step: Step, why: String) {
         self.left_out.push(LeftOut { step: step.name(), why });
@@ -56,12 +72,15 @@ fn mega(bytes: usize) -> f64 {
 impl Display for Report {
     /// One line.
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        let Self { nodes, built, dead, shared, folded, fused, prepared, .. } = self;
-        write!(f, "graph: {nodes} nodes of {built} ({dead} dead, {shared} shared")?;
-        if *folded > 0 {
-            write!(f, ", {folded} constant")?;
+        let Self { built, nodes, fused, prepared, .. } = self;
+        write!(f, "graph: {nodes} nodes")?;
+        if built != nodes {
+            let removed = self.steps.iter().filter(|s| s.before > s.after);
+            let removed: Vec<String> =
+                removed.map(|s| format!("{} {}", s.step, s.before - s.after)).collect();
+            write!(f, " of {built} (removed by {})", removed.join(", "))?;
         }
-        write!(f, "), {fused} fused, {prepared} products with prepared activations; ")?;
+        write!(f, ", {fused} fused, {prepared} products with prepared activations; ")?;
         write!(f, "intermediates {:.2} MB of {:.2} MB", mega(self.bytes), mega(self.bytes_apart))?;
         if !self.off.is_empty() {
             write!(f, "; switched off: {}", self.off.join(", "))?;
@@ -80,14 +99,21 @@ mod tests {
     #[test]
     fn a_report_is_one_line() {
         let steps = Steps::ALL.without(Step::Fuse);
-        let mut report = Report { nodes: 171, built: 180, dead: 3, shared: 6, ..Report::new(steps) };
+        let mut report = Report { built: 171, nodes: 171, ..Report::new(steps) };
         (report.fused, report.prepared, report.bytes, report.bytes_apart) = (40, 9, 1_200_000, 4_940_000);
-        let line = "graph: 171 nodes of 180 (3 dead, 6 shared), 40 fused, 9 products with prepared activations; \
-                    intermediates 1.20 MB of 4.94 MB; switched off: fuse";
+        let line = "graph: 171 nodes, 40 fused, 9 products with prepared activations; intermediates 1.20 MB of \
+                    4.94 MB; switched off: fuse";
         assert_eq!(report.to_string(), line);
-        report.leave_out(Step::Cse, "CONCAT 'x' is an unknown op".into());
+        report.did(Step::Fold, 180, 173);
+        report.did(Step::Shapes, 173, 173);
+        report.did(Step::Cse, 173, 171);
+        report.built = 180;
+        let line = line.replace("nodes", "nodes of 180 (removed by fold 7, cse 2)");
+        assert_eq!(report.to_string(), line);
+        assert_eq!([Step::Fold, Step::Cse, Step::Dead].map(|s| report.removed(s)), [7, 2, 0]);
+        report.leave_out(Step::Fuse, "CONCAT 'x' is an unknown op".into());
         report.leave_out(Step::Plan, "another reason".into());
-        let more = "; left out: cse (CONCAT 'x' is an unknown op), plan (another reason)";
+        let more = "; left out: fuse (CONCAT 'x' is an unknown op), plan (another reason)";
         assert_eq!(report.to_string(), format!("{line}{more}"));
     }
 }

@@ -1,10 +1,55 @@
-//! Shape inference: the dimensions that a node must have, from those of its sources.
+//! Shapes: the dimensions that a node must have, from those of its sources, and views that change nothing.
+//!
+//! A chain of RESHAPEs is one RESHAPE of the first one's source, and a chain of VIEWs one VIEW. Other views of views stay:
+//! llama.cpp builds them, too.
 
+use super::fate::{Fate, uses};
 use super::fixed::Tensors;
 use super::kinds::{kinds, shown};
-use crate::abi::{GgmlTensor, Op};
+use crate::abi::{FLAG_OUTPUT, GgmlTensor, Op};
 
 type Extents = [i64; 4];
+
+/// Checks the dimensions, makes chains of views one view, and notes in the fates which views that leaves without a use.
+///
+/// # Errors
+/// As [`check`]; nothing is changed then.
+///
+/// # Safety
+/// The sources of the nodes must be live tensors.
+pub unsafe fn find(tensors: &mut Tensors, fates: &mut [Fate]) -> Result<(), String> {
+    // SAFETY: guaranteed by the caller.
+    unsafe { check(tensors) }?;
+    let before = uses(tensors, fates);
+    for (i, fate) in fates.iter_mut().enumerate().take(tensors.len()) {
+        let op = tensors.get(i).op;
+        let of = tensors.place(tensors.get(i).src[0]);
+        fate.hops = matches!(op, Op::RESHAPE | Op::VIEW) && of.is_some_and(|of| tensors.get(of).op == op);
+        if fate.hops {
+            hop(tensors, i);
+        }
+    }
+    let mut now = uses(tensors, fates);
+    // A view behind others goes first.
+    for i in (0..tensors.len()).rev() {
+        let t = tensors.get(i);
+        let view = matches!(t.op, Op::RESHAPE | Op::VIEW) && t.flags & FLAG_OUTPUT == 0;
+        if view && before[i] > 0 && now[i] == 0 {
+            fates[i].passed = true;
+            if let Some(count) = tensors.place(t.src[0]).and_then(|of| now.get_mut(of)) {
+                *count = count.saturating_sub(1);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Makes the source of a view the source of the view that it was made from. Its data stays what it is.
+pub(super) fn hop(tensors: &mut Tensors, i: usize) {
+    if let Some(view) = tensors.place(tensors.get(i).src[0]) {
+        tensors.get_mut(i).src[0] = tensors.get(view).src[0];
+    }
+}
 
 /// Compares the dimensions of all nodes with those that follow from their sources. Returns how many nodes there are.
 ///
@@ -13,7 +58,7 @@ type Extents = [i64; 4];
 ///
 /// # Safety
 /// The sources of the nodes must be live tensors.
-pub unsafe fn check(tensors: &Tensors) -> Result<usize, String> {
+unsafe fn check(tensors: &Tensors) -> Result<usize, String> {
     kinds(tensors)?;
     let mut nodes = 0;
     for node in tensors.iter().filter(|t| t.op != Op::NONE) {
@@ -34,12 +79,15 @@ pub unsafe fn check(tensors: &Tensors) -> Result<usize, String> {
 ///
 /// # Safety
 /// The node's sources must be live tensors.
-pub unsafe fn infer(node: &GgmlTensor) -> Result<Extents, &'static str> {
+unsafe fn infer(node: &GgmlTensor) -> Result<Extents, &'static str> {
     // SAFETY: guaranteed by the caller.
     let source = |i: usize| unsafe { node.source(i) }.ok_or("a source is missing");
     let a = source(0)?;
     Ok(match node.op {
         Op::ADD | Op::MUL | Op::DIV => repeated(a.ne, source(1)?.ne)?,
+        Op::ADD1 if source(1)?.nelements() == 1 => a.ne,
+        Op::ADD1 => return Err("its second source has more than one element"),
+        Op::MEAN => [1, a.ne[1], a.ne[2], a.ne[3]],
         Op::GLU => equal(a.ne, source(1)?.ne)?,
         Op::GET_ROWS => {
             let ids = source(1)?.ne;
@@ -149,5 +197,57 @@ mod tests {
         assert_eq!(checked(&g), Err("ADD 't5' is [6, 3, 1, 1], but its sources give [6, 2, 1, 1]".into()));
         g.change(w, |t| t.ne[0] = 7);
         assert!(checked(&g).is_err_and(|why| why.contains("different lengths")));
+    }
+
+    #[test]
+    fn means_have_one_element_a_row_and_single_values_are_added_to_each() {
+        let mut g = Made::new();
+        let (x, eps, two) = (g.leaf([8, 3, 1, 1]), g.weight([1; 4]), g.weight([2, 1, 1, 1]));
+        let square = g.node(Op::SQR, [8, 3, 1, 1], &[x]);
+        let mean = g.node(Op::MEAN, [1, 3, 1, 1], &[square]);
+        let sum = g.node(Op::ADD1, [1, 3, 1, 1], &[mean, eps]);
+        let root = g.node(Op::SQRT, [1, 3, 1, 1], &[sum]);
+        g.node(Op::DIV, [8, 3, 1, 1], &[x, root]);
+        assert_eq!(checked(&g), Ok(5));
+        g.change(sum, |t| t.src[1] = two);
+        assert!(checked(&g).is_err_and(|why| why.contains("more than one element")));
+        g.change(sum, |t| t.src[1] = eps);
+        g.change(mean, |t| t.ne[0] = 8);
+        assert_eq!(checked(&g), Err("MEAN 't2' is [8, 3, 1, 1], but its sources give [1, 3, 1, 1]".into()));
+    }
+
+    fn found(g: &mut Made) -> Vec<Fate> {
+        let mut fates = vec![Fate::default(); g.tensors.len()];
+        // SAFETY: the sources are tensors of the graph.
+        unsafe { find(&mut g.tensors, &mut fates) }.expect("known");
+        fates
+    }
+
+    #[test]
+    fn chains_of_one_op_are_one_view() {
+        let mut g = Made::new();
+        let (x, cache) = (g.leaf([8, 3, 1, 1]), g.weight([8, 9, 1, 1]));
+        let y = g.node(Op::SCALE, [8, 3, 1, 1], &[x]);
+        let flat = g.view(Op::RESHAPE, [24, 1, 1, 1], y, 0);
+        let cube = g.view(Op::RESHAPE, [2, 4, 3, 1], flat, 0);
+        let back = g.view(Op::RESHAPE, [8, 3, 1, 1], cube, 0);
+        let heads = g.node(Op::UNARY, [2, 4, 3, 1], &[cube]);
+        let same = g.node(Op::UNARY, [8, 3, 1, 1], &[back]);
+        let whole = g.view(Op::VIEW, [8, 9, 1, 1], cache, 0);
+        let part = g.view(Op::VIEW, [8, 3, 1, 1], whole, 64);
+        // Another op: it stays as it is.
+        let rows = g.view(Op::RESHAPE, [4, 6, 1, 1], part, 64);
+        let result = g.node(Op::UNARY, [4, 6, 1, 1], &[rows]);
+        // A chain that a result needs, and a view that nothing ever used.
+        let kept = g.view(Op::RESHAPE, [24, 1, 1, 1], heads, 0);
+        g.output(kept);
+        g.view(Op::RESHAPE, [3, 8, 1, 1], kept, 0);
+        let fates = found(&mut g);
+        let gone: Vec<usize> = (0..fates.len()).filter(|i| fates[*i].is_gone()).collect();
+        assert_eq!(gone, [flat, whole].map(|t| g.place(t)));
+        assert_eq!((g.of(cube).src[0], g.of(cube).view_src, g.of(cube).ne), (y, y, [2, 4, 3, 1]));
+        assert_eq!((g.of(same).src[0], g.of(back).src[0], g.of(heads).src[0]), (back, y, cube));
+        assert_eq!((g.of(part).src[0], g.of(part).view_offs, g.of(part).view_src), (cache, 64, cache));
+        assert_eq!((g.of(rows).src[0], g.of(result).src[0]), (part, rows));
     }
 }

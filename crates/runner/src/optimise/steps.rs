@@ -6,8 +6,8 @@ use std::str::FromStr;
 /// Something that can be switched off.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Step {
-    Shapes,
     Fold,
+    Shapes,
     Cse,
     Dead,
     Fuse,
@@ -34,14 +34,14 @@ const fn facts(step: Step, name: &'static str, what: &'static str) -> StepFacts 
 impl Step {
     /// All of them. Those of the graph come first, in the order in which they are done; parts of the kernels follow.
     pub const ALL: &'static [StepFacts] = &[
-        facts(Step::Shapes, "shapes", "the shape of each node follows from its sources"),
         facts(Step::Fold, "fold", "nodes of constants are computed once"),
+        facts(Step::Shapes, "shapes", "shapes are checked; views of views are one view"),
         facts(Step::Cse, "cse", "nodes that compute the same are one"),
         facts(Step::Dead, "dead", "nodes without a use are removed"),
         facts(
             Step::Fuse,
             "fuse",
-            "a norm and its weight are one op; products prepare shared activations once",
+            "a norm written as its parts is one op, and runs with its weight; products prepare shared activations once",
         ),
         facts(Step::Plan, "plan", "intermediates use memory again"),
         facts(Step::Layout, "layout", "weights are repacked for the processor"),
@@ -91,6 +91,7 @@ impl Steps {
             prefetch: self.has(Step::Prefetch),
             attention: self.has(Step::Attention),
             halves: self.has(Step::Halves),
+            ..KernelParts::default()
         }
     }
 
@@ -103,7 +104,7 @@ impl Steps {
 impl FromStr for Steps {
     type Err = String;
 
-    /// Parses what to switch off: `cse,dead`.
+    /// Parses what to switch off: `fuse,plan`.
     fn from_str(list: &str) -> Result<Self, String> {
         list.split(',').map(str::trim).try_fold(Steps::ALL, |steps, name| {
             let known = Step::ALL.iter().find(|f| f.name == name).map(|f| steps.without(f.step));
@@ -130,13 +131,18 @@ mod tests {
 
     #[test]
     fn a_list_names_what_is_switched_off() {
-        let steps: Steps = "cse, plan".parse().expect("known names");
-        assert_eq!(steps.off().collect::<Vec<_>>(), ["cse", "plan"]);
-        assert!(!steps.has(Step::Cse) && !steps.has(Step::Plan) && steps.has(Step::Fuse));
-        assert_eq!(steps, Steps::ALL.without(Step::Plan).without(Step::Cse));
-        for wrong in ["", "cse,", "dead,nosuch", "CSE"] {
+        let steps: Steps = "halves, plan".parse().expect("known names");
+        assert_eq!(steps.off().collect::<Vec<_>>(), ["plan", "halves"]);
+        assert!(!steps.has(Step::Halves) && !steps.has(Step::Plan) && steps.has(Step::Fuse));
+        assert_eq!(steps, Steps::ALL.without(Step::Plan).without(Step::Halves));
+        for wrong in ["", "plan,", "fuse,nosuch", "PLAN"] {
             let why = wrong.parse::<Steps>().expect_err("an unknown name");
-            assert!(why.contains("known are shapes, fold, cse, dead, fuse, plan, layout"), "{why}");
+            assert!(
+                why.contains(
+                    " cannot be switched off; known are fold, shapes, cse, dead, fuse, plan, layout"
+                ),
+                "{why}"
+            );
         }
         let names: Vec<&str> = Steps::NONE.off().collect();
         assert_eq!(names.len(), Step::ALL.len());

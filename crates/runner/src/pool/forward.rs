@@ -28,6 +28,13 @@ pub fn next_chunk(params: &ComputeParams) -> usize {
     unsafe { pool(params) }.chunk.0.fetch_add(1, Ordering::Relaxed)
 }
 
+/// Lets [`next_chunk`] count from 0 again. Only for the one thread of a graph; several wait at a [`barrier`].
+#[inline]
+pub fn restart_chunks(params: &ComputeParams) {
+    // SAFETY: only the compute loop creates params, and it fills in its own pool.
+    unsafe { pool(params) }.chunk.0.store(0, Ordering::Relaxed);
+}
+
 /// Computes a node; called on each thread.
 ///
 /// # Safety

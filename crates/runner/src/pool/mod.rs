@@ -23,7 +23,7 @@ use super::truth::Truth;
 use sync::{Barrier, CachePadded, Futex};
 
 pub use context::Context;
-pub use forward::{barrier, next_chunk};
+pub use forward::{barrier, next_chunk, restart_chunks};
 pub use sched::BackendSched;
 
 /// Most threads per pool (GGML_MAX_N_THREADS).

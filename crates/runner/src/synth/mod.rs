@@ -1,12 +1,15 @@
 //! Generates models with random weights in the shapes of real ones, for profiling without a download.
 //!
-//! The same preset, type and seed give the same bytes on every machine and with any number of threads.
+//! The same preset, type, form of the graph and seed give the same bytes on every machine and with any number of threads.
 
+mod form;
 pub mod presets;
 mod prng;
 pub mod tensors;
 mod vocabulary;
 mod weights;
+
+pub use form::GraphForm;
 
 use ggml::gguf::writer::{GgufHeader, GgufWriteError, NewGgufValue};
 use ggml::quant::{QuantError, TensorType};
@@ -31,6 +34,8 @@ pub struct ModelSpec {
     pub preset: &'static Preset,
     /// Type of the matrices; see [`tensors::stored_type`] for exceptions.
     pub ty: TensorType,
+    /// How the graph is to be written.
+    pub graph: GraphForm,
     pub seed: u64,
     /// Threads that generate weights; at least 1 is used.
     pub threads: usize,
@@ -58,6 +63,9 @@ impl ModelSpec {
     fn header(&self) -> Result<GgufHeader, SynthError> {
         let mut h = GgufHeader::default();
         metadata(&mut h, self.preset, self.ty)?;
+        if self.graph != GraphForm::default() {
+            h.set(GraphForm::KEY, NewGgufValue::Str(self.graph.name().to_owned()))?;
+        }
         for t in tensors::of(self.preset) {
             h.tensor(&t.name, tensors::stored_type(&t, self.ty), &t.dims)?;
         }

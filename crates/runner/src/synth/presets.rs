@@ -21,6 +21,21 @@ impl Arch {
     }
 }
 
+/// Which experts a token chooses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum ExpertRouting {
+    /// Each expert as likely as any other.
+    #[default]
+    Even,
+    /// The first experts of each layer much more often than the last.
+    Skewed,
+    /// Like even, but tokens of one [`TOPICS`]th of the vocabulary choose similar experts, and tend to follow each other.
+    Topics,
+}
+
+/// Parts of the vocabulary of a model with [`ExpertRouting::Topics`].
+pub const TOPICS: u64 = 4;
+
 /// The mixture-of-experts part of a preset.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ExpertPreset {
@@ -32,6 +47,7 @@ pub struct ExpertPreset {
     pub ff: u32,
     /// Width of the shared expert's feed-forward.
     pub shared_ff: u32,
+    pub routing: ExpertRouting,
 }
 
 /// A model's shape. Widths are in elements.
@@ -111,7 +127,13 @@ pub static PRESETS: [Preset; 7] = [
         kv_heads: 8,
         head_dim: 64,
         rope_base: 10_000.0,
-        experts: Some(ExpertPreset { count: 60, used: 4, ff: 256, shared_ff: 1024 }),
+        experts: Some(ExpertPreset {
+            count: 60,
+            used: 4,
+            ff: 256,
+            shared_ff: 1024,
+            routing: ExpertRouting::Even,
+        }),
         ..TINY
     },
     Preset {

@@ -2,7 +2,7 @@
 //!
 //! Names and shapes are those that llama.cpp loads (src/llama-arch.cpp, src/models/).
 
-use super::presets::{Arch, Preset};
+use super::presets::{Arch, ExpertRouting, Preset};
 use ggml::quant::TensorType;
 
 /// How a tensor's values are drawn.
@@ -12,7 +12,14 @@ pub enum Draw {
     Matrix,
     /// The given mean, deviation 0.01: norms (1) and biases (0).
     Vector(f32),
+    /// A matrix whose rows become smaller, to [`LAST_ROW`] of the first: a router that chooses its first experts most often.
+    FallingRows,
+    /// A matrix whose rows have a part in common with the other rows of their topic, as large as their own part.
+    Topics,
 }
+
+/// Deviation of the last row of [`Draw::FallingRows`], of the first's.
+pub const LAST_ROW: f32 = 0.2;
 
 /// A tensor to generate: it has no data yet, hence no type and no place in a file.
 #[derive(Debug, Clone, PartialEq)]
@@ -50,10 +57,12 @@ pub fn stored_type(t: &SynthTensor, ty: TensorType) -> TensorType {
 pub fn of(p: &Preset) -> Vec<SynthTensor> {
     let mut list = TensorList::default();
     let (embd, vocab) = (p.embd, p.vocab);
-    list.matrix("token_embd.weight", &[embd, vocab]);
+    let routing = p.experts.map(|e| e.routing).unwrap_or_default();
+    let words = if routing == ExpertRouting::Topics { Draw::Topics } else { Draw::Matrix };
+    list.push("token_embd.weight", &[embd, vocab], words);
     list.vector("output_norm.weight", embd, 1.0);
     if !p.tied {
-        list.matrix("output.weight", &[embd, vocab]);
+        list.push("output.weight", &[embd, vocab], words);
     }
     for layer in 0..p.layers {
         list.prefix = format!("blk.{layer}.");
@@ -94,7 +103,8 @@ fn feed_forward(list: &mut TensorList, p: &Preset) {
 fn experts(list: &mut TensorList, p: &Preset) {
     let Some(m) = p.experts else { return };
     let embd = p.embd;
-    list.matrix("ffn_gate_inp.weight", &[embd, m.count]);
+    let router = if m.routing == ExpertRouting::Skewed { Draw::FallingRows } else { Draw::Matrix };
+    list.push("ffn_gate_inp.weight", &[embd, m.count], router);
     list.matrix("ffn_gate_exps.weight", &[embd, m.ff, m.count]);
     list.matrix("ffn_up_exps.weight", &[embd, m.ff, m.count]);
     list.matrix("ffn_down_exps.weight", &[m.ff, embd, m.count]);

@@ -1,7 +1,8 @@
 //! Draws and encodes a tensor's values, one batch of rows at a time on several threads.
 
+use super::presets::TOPICS;
 use super::prng::Stream;
-use super::tensors::{Draw, SynthTensor};
+use super::tensors::{Draw, LAST_ROW, SynthTensor};
 use super::{ModelSpec, SynthError};
 use common::aside;
 use ggml::gguf::writer::GgufWriteError;
@@ -50,15 +51,37 @@ struct Maker {
     row: u64,
     mean: f32,
     deviation: f32,
+    /// What the deviation becomes until the last row, as a share.
+    last: f32,
+    rows: u64,
+    /// What rows of a topic have in common: the same for all tensors of a model.
+    topics: Option<Stream>,
 }
 
 impl Maker {
     fn new(t: &SynthTensor, ty: TensorType, seed: u64) -> Self {
         let (mean, deviation) = match t.draw {
-            Draw::Matrix => (0.0, 1.0 / (t.row() as f32).sqrt()),
             Draw::Vector(mean) => (mean, 0.01),
+            Draw::Matrix | Draw::FallingRows | Draw::Topics => (0.0, 1.0 / (t.row() as f32).sqrt()),
         };
-        Self { stream: Stream::new(seed, &t.name), ty, row: t.row(), mean, deviation }
+        let last = if t.draw == Draw::FallingRows { LAST_ROW } else { 1.0 };
+        let topics = (t.draw == Draw::Topics).then(|| Stream::new(seed, "topics"));
+        let (row, rows) = (t.row(), t.rows());
+        Self { stream: Stream::new(seed, &t.name), ty, row, mean, deviation, last, rows, topics }
+    }
+
+    fn fill_row(self, values: &mut [f32], row: u64) {
+        let start = row * self.row;
+        let share = row as f32 / (self.rows.max(2) - 1) as f32;
+        let deviation = self.deviation * (1.0 + (self.last - 1.0) * share);
+        for (v, position) in values.iter_mut().zip(start..) {
+            *v = self.mean + deviation * self.stream.normal(position);
+        }
+        let Some(topics) = self.topics else { return };
+        let topic = row * TOPICS / self.rows.max(1);
+        for (v, position) in values.iter_mut().zip(topic * self.row..) {
+            *v = (*v + deviation * topics.normal(position)) * std::f32::consts::FRAC_1_SQRT_2;
+        }
     }
 
     /// Fills `out` with the rows from `first` on, one thread per `rows_a_thread` rows.
@@ -81,12 +104,64 @@ impl Maker {
     fn rows(self, out: &mut [u8], first: u64, row_bytes: usize) -> Result<(), QuantError> {
         let mut values = vec![0.0f32; self.row as usize];
         for (bytes, row) in out.chunks_mut(row_bytes.max(1)).zip(first..) {
-            let start = row * self.row;
-            for (v, position) in values.iter_mut().zip(start..) {
-                *v = self.mean + self.deviation * self.stream.normal(position);
-            }
+            self.fill_row(&mut values, row);
             encode(self.ty, &values, bytes)?;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::presets::PRESETS;
+    use super::super::{DEFAULT_SEED, GraphForm};
+    use super::*;
+
+    const ROW: usize = 512;
+    const ROWS: usize = 64;
+
+    /// Rows of unit deviation, as `draw` makes them.
+    fn rows(name: &str, draw: Draw) -> Vec<Vec<f32>> {
+        let t = SynthTensor { name: name.into(), dims: vec![ROW as u64, ROWS as u64], draw };
+        let order = ModelSpec {
+            preset: &PRESETS[0],
+            ty: TensorType::F32,
+            graph: GraphForm::Llama,
+            seed: DEFAULT_SEED,
+            threads: 2,
+        };
+        let mut bytes = Vec::new();
+        write(&t, TensorType::F32, &order, |part| {
+            bytes.extend_from_slice(part);
+            Ok(())
+        })
+        .expect("memory takes all");
+        let values = bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]));
+        let all: Vec<f32> = values.map(|v| v * (ROW as f32).sqrt()).collect();
+        all.chunks(ROW).map(<[f32]>::to_vec).collect()
+    }
+
+    /// The mean of the products of two rows: of one row, its variance.
+    fn product(a: &[f32], b: &[f32]) -> f32 {
+        a.iter().zip(b).map(|(a, b)| a * b).sum::<f32>() / ROW as f32
+    }
+
+    #[test]
+    fn a_skewed_router_has_smaller_rows_at_its_end() {
+        let rows = rows("blk.0.ffn_gate_inp.weight", Draw::FallingRows);
+        let deviation = |row: usize| product(&rows[row], &rows[row]).sqrt();
+        assert!((deviation(0) - 1.0).abs() < 0.1, "{}", deviation(0));
+        assert!((deviation(ROWS / 2) - 0.6).abs() < 0.1, "{}", deviation(ROWS / 2));
+        assert!((deviation(ROWS - 1) - LAST_ROW).abs() < 0.05, "{}", deviation(ROWS - 1));
+    }
+
+    #[test]
+    fn rows_of_a_topic_have_half_in_common_in_all_tensors_of_a_model() {
+        let (tokens, output) = (rows("token_embd.weight", Draw::Topics), rows("output.weight", Draw::Topics));
+        let same = [product(&tokens[0], &tokens[15]), product(&tokens[16], &output[31])];
+        let other = [product(&tokens[15], &tokens[16]), product(&tokens[0], &output[63])];
+        assert!(same.iter().all(|p| (p - 0.5).abs() < 0.2), "{same:?}");
+        assert!(other.iter().all(|p| p.abs() < 0.2), "{other:?}");
+        assert!((product(&tokens[3], &tokens[3]) - 1.0).abs() < 0.2);
     }
 }

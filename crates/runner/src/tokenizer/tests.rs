@@ -1,7 +1,7 @@
 //! Tests complete tokenizers on generated file heads. Comparison with a real engine: tests/plain/tokenizer.rs.
 
 use super::*;
-use crate::synth::{DEFAULT_SEED, ModelSpec, presets};
+use crate::synth::{DEFAULT_SEED, GraphForm, ModelSpec, presets};
 use ggml::gguf::writer::{GgufHeader, NewGgufValue};
 
 /// A file with metadata only.
@@ -72,6 +72,7 @@ fn generated_models_of_both_kinds_come_back() {
         let order = ModelSpec {
             preset: presets::find(preset).expect("a preset"),
             ty: ggml::quant::TensorType::Q4_0,
+            graph: GraphForm::Llama,
             seed: DEFAULT_SEED,
             threads: 1,
         };

@@ -6,19 +6,24 @@ use crate::format::ActivationFormat;
 use crate::format::{Q8Block, view_mut};
 
 /// Prepares all complete blocks, if this format is supported.
-pub(in super::super) fn prepare_row(format: ActivationFormat, src: &[f32], dst: &mut [u8]) -> bool {
+pub(in super::super) fn prepare_row(
+    format: ActivationFormat,
+    row: Option<f32>,
+    src: &[f32],
+    dst: &mut [u8],
+) -> bool {
     if format != ActivationFormat::Q8 {
         return false;
     }
     for (x, to) in src.as_chunks().0.iter().zip(view_mut::<Q8Block>(dst)) {
         // SAFETY: only reached if the instructions exist.
-        unsafe { q8_block(x, to) };
+        unsafe { q8_block(x, row, to) };
     }
     true
 }
 
 #[target_feature(enable = "avx2,f16c")]
-fn q8_block(x: &[f32; 32], to: &mut Q8Block) {
+fn q8_block(x: &[f32; 32], row: Option<f32>, to: &mut Q8Block) {
     let mut v = [_mm256_setzero_ps(); 4];
     let mut most = _mm256_setzero_ps();
     for (v, from) in v.iter_mut().zip(x.as_chunks::<8>().0) {
@@ -26,7 +31,7 @@ fn q8_block(x: &[f32; 32], to: &mut Q8Block) {
         *v = unsafe { _mm256_loadu_ps(from.as_ptr()) };
         most = _mm256_max_ps(_mm256_andnot_ps(_mm256_set1_ps(-0.0), *v), most);
     }
-    let amax = largest(most);
+    let amax = row.map_or_else(|| largest(most), f32::abs);
     let inverse = _mm256_set1_ps(if amax != 0.0 { 127.0 / amax } else { 0.0 });
     let mut q = [_mm256_setzero_si256(); 4];
     for (q, v) in q.iter_mut().zip(v) {

@@ -25,6 +25,8 @@ const READINGS: &[Reading] = &[
     Reading { streams: 1, distance: 6144, into: Cache::L1 },
     Reading { streams: 1, distance: 8192, into: Cache::L1 },
     Reading { streams: 1, distance: 16384, into: Cache::L2 },
+    Reading { streams: 1, distance: 8192, into: Cache::L2 },
+    Reading { streams: 2, distance: 16384, into: Cache::L2 },
     Reading { streams: 1, distance: 6144, into: Cache::Once },
     Reading { streams: 2, distance: 4096, into: Cache::L1 },
     Reading::PLAIN,

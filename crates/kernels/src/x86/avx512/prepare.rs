@@ -6,19 +6,24 @@ use crate::format::ActivationFormat;
 use crate::format::{Q8Block, Q8KBlock, view_mut};
 
 /// Prepares all complete blocks, if this format is supported.
-pub(in super::super) fn prepare_row(format: ActivationFormat, src: &[f32], dst: &mut [u8]) -> bool {
+pub(in super::super) fn prepare_row(
+    format: ActivationFormat,
+    row: Option<f32>,
+    src: &[f32],
+    dst: &mut [u8],
+) -> bool {
     match format {
         ActivationFormat::Q8 => {
             for (x, to) in src.as_chunks().0.iter().zip(view_mut::<Q8Block>(dst)) {
                 // SAFETY: only reached if the instructions exist.
-                *to = unsafe { q8_block(x) };
+                *to = unsafe { q8_block(x, row) };
             }
             true
         }
         ActivationFormat::Q8K => {
             for (x, to) in src.as_chunks().0.iter().zip(view_mut::<Q8KBlock>(dst)) {
                 // SAFETY: as above.
-                unsafe { q8k_block(x, to) };
+                unsafe { q8k_block(x, row, to) };
             }
             true
         }
@@ -27,10 +32,11 @@ pub(in super::super) fn prepare_row(format: ActivationFormat, src: &[f32], dst: 
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,f16c")]
-fn q8_block(x: &[f32; 32]) -> Q8Block {
+fn q8_block(x: &[f32; 32], row: Option<f32>) -> Q8Block {
     // SAFETY: two times 16 values.
     let x = unsafe { [_mm512_loadu_ps(x.as_ptr()), _mm512_loadu_ps(x.as_ptr().add(16))] };
-    let amax = _mm512_reduce_max_ps(_mm512_max_ps(_mm512_abs_ps(x[0]), _mm512_abs_ps(x[1])));
+    let own = || _mm512_reduce_max_ps(_mm512_max_ps(_mm512_abs_ps(x[0]), _mm512_abs_ps(x[1])));
+    let amax = row.map_or_else(own, f32::abs);
     let inverse = _mm512_set1_ps(if amax != 0.0 { 127.0 / amax } else { 0.0 });
     let q =
         [_mm512_cvtps_epi32(_mm512_mul_ps(x[0], inverse)), _mm512_cvtps_epi32(_mm512_mul_ps(x[1], inverse))];
@@ -51,7 +57,7 @@ fn q8_block(x: &[f32; 32]) -> Q8Block {
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-fn q8k_block(x: &[f32; 256], to: &mut Q8KBlock) {
+fn q8k_block(x: &[f32; 256], row: Option<f32>, to: &mut Q8KBlock) {
     let at = x.as_ptr();
     let mut most = _mm512_setzero_ps();
     for i in 0..16 {
@@ -60,7 +66,8 @@ fn q8k_block(x: &[f32; 256], to: &mut Q8KBlock) {
     }
     let amax = _mm512_reduce_max_ps(most);
     // Of values with equal magnitude, the first decides the sign. As in the plain code, a NaN is not a maximum.
-    let largest = x.iter().copied().find(|v| v.abs() == amax).unwrap_or(0.0);
+    let own = || x.iter().copied().find(|v| v.abs() == amax).unwrap_or(0.0);
+    let largest = row.unwrap_or_else(own);
     let scale = if largest != 0.0 { -127.0 / largest } else { 0.0 };
     to.d = if largest != 0.0 { 1.0 / scale } else { 0.0 };
     to.unused = [0; 3];

@@ -1,9 +1,9 @@
 //! Time of matrix multiplications against their operations, by type of the weights.
 
-use super::parts::{NoPicture, none, sampled, thinned, time_unit};
+use super::parts::{NoPicture, none, sampled, tensor, thinned, time_unit};
 use crate::chart::{Chart, Look, Mark, Panel, Scale, ScaleKind, Series};
 use crate::units::{bytes, count, decimal, time};
-use analysis::stat::work::{Fit, MatmulWork, Products};
+use analysis::questions::stat::work::{Fit, MatmulWork, Products};
 
 /// Maximum types with a colour of their own.
 const TYPES: usize = 7;
@@ -31,10 +31,12 @@ pub fn ops(p: &Products, phase: &str, most: usize) -> Result<Chart, NoPicture> {
     let group = |r: &MatmulWork| types.iter().position(|t| *t == kind(r)).unwrap_or(TYPES).min(TYPES);
     let mut series: Vec<Series> = Vec::new();
     for (i, ty) in types.iter().take(TYPES + 1).enumerate() {
-        let points: Vec<Mark> = drawn.iter().filter(|r| group(r) == i).map(|r| mark(r, each)).collect();
+        let own = || drawn.iter().filter(|r| group(r) == i);
+        let points: Vec<Mark> = own().map(|r| mark(r, each)).collect();
+        let labels = own().map(|r| (r.flops / 1e6, r.ns / each, tensor(&r.name).to_owned())).collect();
         let name = if i < TYPES { format!("weights of {ty}") } else { "other types".into() };
         if !points.is_empty() {
-            series.push(Series { name, look: Look::Kind(i), points, ..Series::default() });
+            series.push(Series { name, look: Look::Kind(i), points, labels, ..Series::default() });
         }
     }
     if let Some(f) = &p.flops {
@@ -49,14 +51,16 @@ pub fn ops(p: &Products, phase: &str, most: usize) -> Result<Chart, NoPicture> {
         });
     }
     let mut notes = vec![
-        "Types are those of the first source; time is that of one execution, with the wait at the barrier."
+        "Types are those of the first source; time is that of one execution, with the wait at the barrier. The products of \
+         attention (KQ and KQV) are in no line."
             .into(),
     ];
     let better = p.bytes.is_some_and(|b| p.flops.is_none_or(|f| b.r2 > f.r2));
     if let (true, Some(b)) = (better, p.bytes) {
         notes.push(format!(
-            "Bytes explain these times better than operations (R2 {:.3} against {}): memory limits them.",
+            "Bytes explain these times better than operations (R2 {:.3}{} against {}): memory limits them.",
             b.r2,
+            b.giga_per_s.map_or_else(String::new, |g| format!(", {g:.2} GB/s")),
             p.flops.map_or_else(|| "no fit".into(), |f| format!("{:.3}", f.r2))
         ));
     }

@@ -14,6 +14,11 @@ pub(super) fn thinned<T>(rows: &[T], most: usize) -> impl Iterator<Item = &T> {
     rows.iter().step_by(rows.len().div_ceil(most.max(1)).max(1))
 }
 
+/// The tensor in the name of an op, which begins with the op's kind.
+pub(super) fn tensor(name: &str) -> &str {
+    name.split_once("  ").map_or(name, |(_, tensor)| tensor)
+}
+
 /// The unit of a time axis up to `high` ns: its name, and its ns.
 pub(super) fn time_unit(high: f64) -> (&'static str, f64) {
     match high {

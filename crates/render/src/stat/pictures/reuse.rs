@@ -3,7 +3,7 @@
 use super::parts::{sampled, time_unit};
 use crate::chart::{Chart, Look, Mark, Panel, Scale, ScaleKind, Series};
 use crate::units::{count, time};
-use analysis::stat::reuse::{ReusePoint, ReuseTimes};
+use analysis::questions::stat::reuse::{ReusePoint, ReuseTimes};
 
 /// If the slowest takes this many times the mean, the axis of time is logarithmic.
 const FAR: f64 = 8.0;
@@ -114,14 +114,15 @@ fn slope(ns: f64) -> String {
 }
 
 fn mark(p: &ReusePoint, each: f64) -> Mark {
+    Mark { x: p.distance.unwrap_or(f64::INFINITY), y: p.ns / each, about: about(p) }
+}
+
+/// Tooltip of a token in a layer.
+pub fn about(p: &ReusePoint) -> String {
     let since = match p.distance {
         Some(d) => format!("{d:.2} tokens since the last use"),
         None => "an expert that the layer has not used before".into(),
     };
     let faults = p.major_faults.map_or_else(String::new, |n| format!("\n{}", count(n, "major page fault")));
-    Mark {
-        x: p.distance.unwrap_or(f64::INFINITY),
-        y: p.ns / each,
-        about: format!("token {}, layer {}: {}\n{since}{faults}", p.token, p.layer, time(p.ns)),
-    }
+    format!("token {}, layer {}: {}\n{since}{faults}", p.token, p.layer, time(p.ns))
 }

@@ -3,8 +3,8 @@
 use super::parts::{NoPicture, none, thinned};
 use crate::chart::{Chart, Look, Mark, Panel, Scale, ScaleKind, Series};
 use crate::units::{count, pct, time};
-use analysis::attribution::verdict::MEASURE;
-use analysis::stat::work::{Roofline, RooflinePoint};
+use analysis::questions::stat::work::{Roofline, RooflinePoint};
+use analysis::sums::attribution::verdict::MEASURE;
 
 /// Ops named below the drawing.
 const NAMED: usize = 5;

@@ -1,10 +1,11 @@
-//! Times of the same shapes in two places: those of the first against those of the others.
+//! Times of the same shapes in several places: against the size of the matrix, and those of the first place against those of the
+//! others.
 
-use super::super::shapes::labels;
+use super::super::shapes::{labels, winners};
 use super::parts::{NoPicture, none, thinned, time_unit};
 use crate::chart::{Chart, Look, Mark, Panel, Scale, ScaleKind, Series};
 use crate::units::{count, time};
-use analysis::stat::shapes::{ShapedOp, Shapes};
+use analysis::questions::stat::shapes::{ShapedOp, Shapes};
 
 /// Maximum kinds with a colour of their own.
 const KINDS: usize = 7;
@@ -18,7 +19,7 @@ struct Pair<'s> {
 }
 
 pub fn shapes(found: &Shapes, phase: &str, most: usize) -> Result<Chart, NoPicture> {
-    let names = labels(&found.places);
+    let names = labels(found);
     let mut pairs: Vec<Pair<'_>> = Vec::new();
     let mut without = 0;
     for row in &found.rows {
@@ -27,7 +28,7 @@ pub fn shapes(found: &Shapes, phase: &str, most: usize) -> Result<Chart, NoPictu
             without += 1;
             continue;
         };
-        let pair = |(other, cell): (usize, &Option<analysis::stat::shapes::Ran>)| {
+        let pair = |(other, cell): (usize, &Option<analysis::questions::stat::shapes::Ran>)| {
             let other_ns = (*cell)?.median_ns;
             (other_ns > 0.0).then_some(Pair { row, other, first_ns: first.median_ns, other_ns })
         };
@@ -76,8 +77,9 @@ pub fn shapes(found: &Shapes, phase: &str, most: usize) -> Result<Chart, NoPictu
         "Slower on {other} than on {first}: {slower} of {}. Points below the line are faster there.",
         count(pairs.len() as u64, "shape")
     )];
-    if names.iter().any(|n| n.starts_with("B ")) {
-        notes.push("A: this trace; B: the --beside trace.".into());
+    let sizes = by_size(found, &names, most);
+    if sizes.is_some() {
+        notes.extend(winners(found, &names));
     }
     if without > 0 {
         notes.push(format!("{} did not run on {first} and are not drawn.", count(without, "more shape")));
@@ -87,14 +89,44 @@ pub fn shapes(found: &Shapes, phase: &str, most: usize) -> Result<Chart, NoPictu
     }
     Ok(Chart {
         title: format!("The same shapes on {first} and {other}, {phase}"),
-        about: "Each point is an op with its types and dimensions: its median time in both places.".into(),
-        panels: vec![Panel {
+        about: "Each point is an op with its types and dimensions: its median time. Above: multiplications by the size of their \
+                matrix; below: all ops, one place against another."
+            .into(),
+        panels: sizes.into_iter().chain([Panel {
             x: Scale::new(format!("time on {first} ({unit})"), ScaleKind::Log),
             y: Scale::new(format!("time on {other} ({unit})"), ScaleKind::Log),
             series,
-            height: 400.0,
-        }],
+            height: 300.0,
+        }]).collect(),
         notes,
+    })
+}
+
+/// Time of the multiplications in each place against the elements of their matrix; `None` if no size is known.
+fn by_size(found: &Shapes, names: &[String], most: usize) -> Option<Panel> {
+    let rows: Vec<(&ShapedOp, f64)> =
+        found.products().filter_map(|r| Some((r, r.elements? as f64))).collect();
+    let rows: Vec<&(&ShapedOp, f64)> = thinned(&rows, most / names.len().max(1)).collect();
+    let slowest =
+        rows.iter().flat_map(|(r, _)| r.cells.iter().flatten()).map(|c| c.median_ns).fold(0.0, f64::max);
+    let (unit, each) = time_unit(slowest);
+    let mut series = Vec::new();
+    for (i, name) in names.iter().enumerate() {
+        let of = |(r, size): &&(&ShapedOp, f64)| {
+            let cell = (*r.cells.get(i)?)?;
+            let about = format!("{} {}\n{name}: {}", r.op, r.form, time(cell.median_ns));
+            Some(Mark { x: size / 1e6, y: cell.median_ns / each, about })
+        };
+        let points: Vec<Mark> = rows.iter().copied().filter_map(|row| of(&row)).collect();
+        if !points.is_empty() {
+            series.push(Series { name: name.clone(), look: Look::Kind(i), points, ..Series::default() });
+        }
+    }
+    (!series.is_empty()).then(|| Panel {
+        x: Scale::new("elements of the matrix (million)", ScaleKind::Log),
+        y: Scale::new(format!("time ({unit})"), ScaleKind::Log),
+        series,
+        height: 240.0,
     })
 }
 

@@ -1,8 +1,8 @@
 use super::*;
-use analysis::calls::Phase;
-use analysis::stat::growth::{Growth, Trend};
-use analysis::stat::reuse::{ReuseLine, ReusePoint, ReuseTimes};
-use analysis::stat::work::{Fit, MatmulWork, Products};
+use analysis::questions::stat::growth::{CallPoint, Growth, Trend, WidthStep};
+use analysis::questions::stat::reuse::{ReuseLine, ReusePoint, ReuseTimes};
+use analysis::questions::stat::work::{Fit, MatmulWork, Products};
+use analysis::recorded::calls::Phase;
 
 use crate::chart::{Mark, file};
 
@@ -26,7 +26,23 @@ fn growth() -> Growth {
         trend("MUL_MAT  kq-{L}", |x| 900.0 + 40.0 * x),
         trend("MUL_MAT  ffn_up-{L}", |_| 5000.0),
     ];
-    Growth { calls: 190, from: 10, to: 200, call: trend("", |x| 2e6 + 50.0 * x), ops }
+    let attention = |n: u64| 500.0 + 40.0 * n.next_multiple_of(128) as f64;
+    let each = (10..200).map(|context| CallPoint {
+        context,
+        call_ns: 2e6 + 50.0 * context as f64,
+        attention_ns: Some(attention(context)),
+    });
+    let step = |width, from, to, calls| WidthStep { width, from, to, calls, attention_ns: attention(to) };
+    Growth {
+        calls: 190,
+        from: 10,
+        to: 200,
+        call: trend("", |x| 2e6 + 50.0 * x),
+        attention: Some(trend("", |x| 900.0 + 40.0 * x)),
+        ops,
+        each: each.collect(),
+        steps: vec![step(128, 10, 128, 119), step(256, 129, 199, 71)],
+    }
 }
 
 fn drawn(chart: &Chart) -> String {
@@ -41,20 +57,36 @@ fn marks(chart: &Chart, panel: usize) -> Vec<&Mark> {
 
 #[test]
 fn a_call_and_its_attention_have_points_and_lines() {
-    let chart = tokens::tokens(&growth(), "decode");
+    let chart = tokens::tokens(&growth(), "decode", 4000);
     assert_eq!(chart.panels.len(), 2);
     assert_eq!(chart.panels[0].y.name, "time per call (ms)");
+    // Each call is a point.
     let call = marks(&chart, 0);
-    assert_eq!((call.len(), call[3].x), (20, 40.0));
-    assert!((call[3].y - (2e6 + 2000.0) / 1e6).abs() < 1e-9);
+    assert_eq!((call.len(), call[30].x), (190, 40.0));
+    assert!((call[30].y - (2e6 + 2000.0) / 1e6).abs() < 1e-9);
     let names: Vec<_> = chart.panels[1].series.iter().map(|s| s.name.as_str()).collect();
     // Attention although it is not said to grow; the product that does not grow is left out.
     assert_eq!(
         names,
-        ["MUL_MAT  kq-{L}: +40.00 ns per token of context", "ROPE  Qcur-{L}: +1.00 ns per token of context"]
+        [
+            "attention products: +40.00 ns per token of context",
+            "ROPE  Qcur-{L}: +1.00 ns per token of context"
+        ]
     );
-    assert_eq!(chart.panels[1].series[0].line, [(10.0, 1.3), (200.0, 8.9)]);
-    assert_eq!(drawn(&chart), drawn(&tokens::tokens(&growth(), "decode")));
+    let attention = &chart.panels[1].series[0];
+    // Steps, where the padded width of the cache changes.
+    assert_eq!(attention.line, [(10.0, 5.62), (128.0, 5.62), (129.0, 10.74), (199.0, 10.74)]);
+    assert_eq!(attention.points.len(), 190);
+    assert!(attention.line_about.ends_with("width of the cache: 128, 256"), "{}", attention.line_about);
+    let thinned = tokens::tokens(&growth(), "decode", 50);
+    assert_eq!(thinned.panels[0].series[0].points.len(), 48);
+    assert!(thinned.notes.iter().any(|n| n.contains("one call, of every 4")), "{:?}", thinned.notes);
+    assert!(
+        chart.notes.iter().any(|n| n.contains("2 widths from 128 to 256 positions")),
+        "{:?}",
+        chart.notes
+    );
+    assert_eq!(drawn(&chart), drawn(&tokens::tokens(&growth(), "decode", 4000)));
 }
 
 fn product(name: &str, weights: &str, flops: f64) -> MatmulWork {
@@ -144,6 +176,7 @@ fn what_is_missing_has_a_reason_and_no_picture() {
         call_ns: 1.0,
         tokens: Some(None),
         ops: Some(None),
+        models: None,
         roofline: Some(None),
         thread_balance: Some(None),
         scaling: None,
@@ -160,11 +193,12 @@ fn what_is_missing_has_a_reason_and_no_picture() {
         (View::Roofline, "--peak"),
         (View::Threads, "--beside"),
         (View::Reuse, "--experts"),
+        (View::Activation, "--experts"),
         (View::Shapes, "--beside"),
         (View::Backends, "no picture"),
     ];
     for (view, what) in says {
-        let why = picture(&s, view, 10).unwrap_err().to_string();
+        let why = picture(&s, view, None, 10).unwrap_err().to_string();
         assert!(why.contains(what), "{why}");
     }
 }

@@ -3,8 +3,9 @@
 use super::super::scaling::notes;
 use super::parts::{NoPicture, time_unit};
 use crate::chart::{Chart, Look, Mark, Panel, Scale, ScaleKind, Series};
-use crate::units::{count, pct, time};
-use analysis::stat::scaling::{Scaling, ScalingRow, TrafficSource, WaitSource};
+use crate::units::{bytes, count, pct, time};
+use analysis::questions::stat::scaling::{Scaling, ScalingRow, TrafficSource, WaitSource};
+use analysis::questions::stat::work::MatmulWork;
 
 pub fn threads(found: &Scaling, phase: &str) -> Result<Chart, NoPicture> {
     let mut numbers: Vec<u32> = found.runs.iter().map(|r| r.threads).collect();
@@ -47,11 +48,47 @@ pub fn threads(found: &Scaling, phase: &str) -> Result<Chart, NoPicture> {
         }
         WaitSource::None => {}
     }
+    panels.extend(products(found));
     Ok(Chart {
         title: format!("Memory traffic and waiting by number of threads, {phase}"),
         about: format!("Each point is a recording; {} in all.", count(found.runs.len() as u64, "recording")),
         panels,
         notes: notes(found).iter().map(|n| sentence(n)).collect(),
+    })
+}
+
+/// Time of each multiplication against its bytes: one kind of mark for each number of threads.
+fn products(found: &Scaling) -> Option<Panel> {
+    let known = |r: &&MatmulWork| r.bytes > 0.0 && r.ns > 0.0;
+    let all = found.runs.iter().filter_map(|r| r.products.as_ref()).flat_map(|p| &p.rows);
+    let high = all.map(|r| r.ns).fold(0.0, f64::max);
+    let (unit, each) = time_unit(high);
+    let mark = |r: &MatmulWork, run: &ScalingRow| {
+        let about = format!(
+            "{}\n{}\n{}, {}: {}, {}",
+            r.name,
+            r.form,
+            run.file,
+            count(run.threads.into(), "thread"),
+            time(r.ns),
+            bytes(r.bytes)
+        );
+        Mark { x: r.bytes / 1e6, y: r.ns / each, about }
+    };
+    let series = |(kind, run): (usize, &ScalingRow)| {
+        let all = run.products.as_ref()?;
+        let points: Vec<Mark> = all.rows.iter().filter(known).map(|r| mark(r, run)).collect();
+        let rate = all.bytes.and_then(|f| f.giga_per_s);
+        let rate = rate.map_or_else(String::new, |g| format!(": {g:.2} GB/s"));
+        let name = format!("multiplications, {}{rate}", count(run.threads.into(), "thread"));
+        (!points.is_empty()).then(|| Series { name, look: Look::Kind(kind), points, ..Series::default() })
+    };
+    let series: Vec<Series> = found.runs.iter().enumerate().filter_map(series).collect();
+    (!series.is_empty()).then(|| Panel {
+        x: Scale::new("bytes of one execution, cost model (MB)", ScaleKind::Log),
+        y: Scale::new(format!("time of one execution ({unit})"), ScaleKind::Log),
+        series,
+        height: 260.0,
     })
 }
 
@@ -88,6 +125,7 @@ fn panel(
             points,
             line,
             line_about: format!("{name}: mean of the recordings"),
+            ..Series::default()
         }],
         height: 150.0,
     }

@@ -1,0 +1,40 @@
+//! Prompts in small micro-batches: each of them reads all weights.
+
+use super::rule::{Advice, Confidence, RuleInput, pct};
+use crate::questions::verdict::facts::PhaseFacts;
+use crate::recorded::calls::Phase;
+
+/// Micro-batches of at most so many tokens, of calls with at least so many, and prompts that take this share of the time in
+/// calls.
+const SMALL: f64 = 64.0;
+const PROMPT: f64 = 128.0;
+const SHARE: f64 = 0.05;
+
+pub fn rule(r: &RuleInput<'_>) -> Option<Advice> {
+    let p = r.facts.phases.iter().find(|p| p.phase == Phase::Prefill)?;
+    let (call, part) = (tokens(p)?, tokens(p)? / p.graphs_a_call);
+    let all: f64 = r.facts.phases.iter().map(|p| p.in_call_ns).sum();
+    let share = p.in_call_ns / all;
+    // With devices a micro-batch has several graphs on the CPU.
+    let device = p.bar.is_some_and(|bar| bar.device > 0.0);
+    (part <= SMALL && call >= PROMPT && part * 2.0 <= call && share >= SHARE && !device).then(|| Advice {
+        rule: "small-batches",
+        title: format!("compute prompts in larger micro-batches: {part:.0} tokens at a time read all weights each time"),
+        actions: vec!["-ub 512 -b 2048 (the engine's defaults)".into()],
+        gain: None,
+        confidence: Confidence::High,
+        evidence: format!(
+            "calls of {call:.0} tokens are computed as {:.0} graphs each; prompts take {} of the time in calls",
+            p.graphs_a_call,
+            pct(share)
+        ),
+        disproof: "with -ub 512 and the same prompt, prefill takes as long".into(),
+        trade_off: None,
+    })
+}
+
+/// Of a call; `None` if they are not known, or no graph was recorded.
+fn tokens(p: &PhaseFacts) -> Option<f64> {
+    (p.graphs_a_call > 0.0).then_some(())?;
+    Some(p.tokens? as f64 / p.calls.max(1) as f64)
+}

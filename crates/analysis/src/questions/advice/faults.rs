@@ -1,0 +1,103 @@
+//! Pages of the model are read from storage while it computes.
+
+use super::rule::{Advice, Confidence, RuleInput, pct};
+use crate::questions::verdict::facts::PhaseFacts;
+use crate::recorded::calls::Phase;
+use crate::sums::attribution::pass::MAJOR_FAULTS;
+
+/// Off-CPU in page faults and I/O, from this share of the time on.
+const SHARE: f64 = 0.05;
+
+pub fn rule(r: &RuleInput<'_>) -> Option<Advice> {
+    let p = r.main()?;
+    let off = p.bar?.faults.filter(|share| *share >= SHARE);
+    let counted = major_faults(p);
+    let per_call = counted.map(|n| n as f64 / p.graphs.max(1) as f64 * p.graphs_a_call);
+    let many = per_call.filter(|n| *n >= 1.0);
+    if off.is_none() && many.is_none() || first_alone(r, p).is_some() {
+        return None;
+    }
+    let mut evidence: Vec<String> = off
+        .map(|s| format!("threads were off-CPU in page faults and I/O {} of the time", pct(s)))
+        .into_iter()
+        .collect();
+    evidence.extend(many.map(|n| format!("{n:.1} major page faults a call")));
+    Some(Advice {
+        rule: "major-faults",
+        title: "keep the model in memory: its pages are read from storage while it computes".into(),
+        actions: keep(r, "the model"),
+        gain: None,
+        confidence: if off.is_some() { Confidence::High } else { Confidence::Medium },
+        evidence: evidence.join("; "),
+        disproof: "with the model locked, major page faults remain".into(),
+        trade_off: None,
+    })
+}
+
+/// From this share of a prompt's time on, its page faults are worth a line; and of how many calls at most.
+const COLD: f64 = 0.1;
+const FIRST_CALLS: u64 = 2;
+
+/// The first call reads the model from storage, those after it do not.
+pub fn cold(r: &RuleInput<'_>) -> Option<Advice> {
+    let main = r.main()?;
+    let ns = first_alone(r, main).or_else(|| prompt_alone(r, main))?;
+    let mut actions =
+        vec!["measure again now that it is in memory, or after a warm-up of one call".to_owned()];
+    actions.push(match r.facts.memory_limit {
+        Some(_) => "to have it there before the first call: cat MODEL.gguf > /dev/null".into(),
+        None => "to have it there before the first call: --no-mmap, or cat MODEL.gguf > /dev/null".into(),
+    });
+    Some(Advice {
+        rule: "cold-start",
+        title: format!("the first call waited {:.1} s for the model's file; later ones did not", ns / 1e9),
+        actions,
+        gain: None,
+        confidence: Confidence::High,
+        evidence: "threads were off-CPU in page faults and I/O in the first call alone".into(),
+        disproof: "a second run is as slow in its first call".into(),
+        trade_off: None,
+    })
+}
+
+/// Time in page faults of a phase whose first call has nearly all of them, ns.
+fn first_alone(r: &RuleInput<'_>, p: &PhaseFacts) -> Option<f64> {
+    let first = r.phases.iter().find(|v| v.phase == p.phase)?.first_call?;
+    let ns = p.bar?.faults.filter(|share| *share >= SHARE)? * p.in_call_ns;
+    let beyond = first.ns as f64 - first.tokens as f64 * 1e9 / first.others_tokens_per_s;
+    (ns <= beyond * 1.1).then_some(ns)
+}
+
+/// The same of a prompt before calls without page faults.
+fn prompt_alone(r: &RuleInput<'_>, main: &PhaseFacts) -> Option<f64> {
+    let prompt = r.facts.phases.iter().find(|p| p.phase == Phase::Prefill && main.phase != Phase::Prefill)?;
+    let share = prompt.bar?.faults.filter(|share| *share >= COLD && prompt.calls <= FIRST_CALLS)?;
+    let later = main.bar?.faults.unwrap_or(0.0);
+    (later < SHARE).then_some(share * prompt.in_call_ns)
+}
+
+/// How to keep the model, or a part of it, in memory. In a group with a memory limit, nothing may be locked before it fits:
+/// the kernel kills what exceeds the limit.
+pub fn keep(r: &RuleInput<'_>, what: &str) -> Vec<String> {
+    match r.facts.memory_limit {
+        Some(limit) => vec![
+            format!(
+                "raise the memory limit of its cgroup ({}), now {:.1} MB",
+                limit.group,
+                limit.bytes as f64 / 1e6
+            ),
+            format!("or a smaller quantisation of {what}"),
+        ],
+        None => vec![
+            format!("--mlock (builds of 2026: --load-mode mlock), if there is memory for {what}"),
+            format!("or --no-mmap; or a smaller quantisation of {what}; or free memory"),
+        ],
+    }
+}
+
+/// Counted over all ops; `None` if they were not counted.
+fn major_faults(p: &PhaseFacts) -> Option<u64> {
+    let rows = p.ops.iter().filter_map(|o| o.counted.as_ref());
+    let of = rows.flat_map(|c| &c.counters).filter(|c| c.name == MAJOR_FAULTS);
+    of.filter_map(|c| c.total).reduce(u64::saturating_add)
+}

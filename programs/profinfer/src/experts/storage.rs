@@ -1,0 +1,144 @@
+//! What reading experts from storage takes: reads at random places of a file, around the page cache, by several threads. Uses
+//! rustix.
+
+use std::path::Path;
+
+use analysis::questions::experts::simulate::ReadTimes;
+use anyhow::Context;
+
+/// What to read at the same time.
+pub struct Batches<'m> {
+    /// Bytes of each matrix of an expert; every matrix is a read of its own.
+    pub matrices: &'m [u64],
+    /// One expert, two, up to this number.
+    pub most: usize,
+    /// Threads that read.
+    pub readers: usize,
+}
+
+/// Measures reads of whole experts from a file that is at least twice as large as a matrix.
+///
+/// # Errors
+/// The file cannot be read around the page cache, or is too small.
+#[cfg(target_os = "linux")]
+pub fn read_times(file: &Path, batches: &Batches<'_>) -> anyhow::Result<ReadTimes> {
+    measured::read_times(file, batches)
+}
+
+/// Measures reads of whole experts from a file.
+///
+/// # Errors
+/// Always: not on this system.
+#[cfg(not(target_os = "linux"))]
+pub fn read_times(_: &Path, _: &Batches<'_>) -> anyhow::Result<ReadTimes> {
+    anyhow::bail!("reads are measured on Linux only: give --read-time")
+}
+
+#[cfg(target_os = "linux")]
+mod measured {
+    use super::*;
+    use rustix::fs::{Mode, OFlags, open};
+    use std::fs::File;
+    use std::io;
+    use std::os::unix::fs::FileExt;
+    use std::sync::mpsc::{Receiver, Sender, channel};
+    use std::time::{Duration, Instant};
+
+    /// Rounds of all numbers of experts, until either is reached.
+    const LONGEST: Duration = Duration::from_secs(3);
+    const MOST: usize = 64;
+    /// What O_DIRECT wants addresses, places and sizes to be multiples of, on any device with sectors of at most this.
+    const BLOCK: usize = 4096;
+
+    /// A read: its place, and its bytes.
+    type Job = (u64, usize);
+
+    pub fn read_times(file: &Path, batches: &Batches<'_>) -> anyhow::Result<ReadTimes> {
+        let shown = file.display();
+        let fd = open(file, OFlags::RDONLY | OFlags::DIRECT | OFlags::CLOEXEC, Mode::empty()).with_context(|| {
+            format!(
+                "cannot read {shown} around the page cache: give --read-time, or a file on the disk that has the model"
+            )
+        })?;
+        let opened = File::from(fd);
+        let size = opened.metadata().with_context(|| format!("cannot read {shown}"))?.len();
+        let lengths = lengths(batches.matrices, size).with_context(|| {
+            let bytes: u64 = batches.matrices.iter().sum();
+            format!("{shown}: {size} bytes are too few to measure reads of {bytes}: give the model's file")
+        })?;
+        std::thread::scope(|scope| {
+            let (done, results) = channel();
+            let most = lengths.iter().copied().max().unwrap_or(BLOCK);
+            let workers: Vec<Sender<Job>> = (0..batches.readers.max(1))
+                .map(|_| {
+                    let (jobs, queue) = channel();
+                    let (done, opened) = (done.clone(), &opened);
+                    scope.spawn(move || work(opened, most, &queue, &done));
+                    jobs
+                })
+                .collect();
+            let mut places = Places { random: 0x9e37_79b9_7f4a_7c15, size };
+            let mut times = vec![Vec::with_capacity(MOST); batches.most.max(1)];
+            let begin = Instant::now();
+            // In turn, since a disk may get faster or slower meanwhile.
+            for round in 0..MOST {
+                if round > 0 && begin.elapsed() > LONGEST {
+                    break;
+                }
+                for (experts, times) in (1..).zip(&mut times) {
+                    let jobs: Vec<Job> = (0..experts)
+                        .flat_map(|_| &lengths)
+                        .map(|length| (places.next(*length), *length))
+                        .collect();
+                    let before = Instant::now();
+                    for (job, worker) in jobs.iter().zip(workers.iter().cycle()) {
+                        worker.send(*job).context("a thread that reads has ended")?;
+                    }
+                    for _ in &jobs {
+                        let read: io::Result<()> = results.recv().context("a thread that reads has ended")?;
+                        read.with_context(|| format!("cannot read {shown}"))?;
+                    }
+                    times.push(before.elapsed().as_nanos() as f64);
+                }
+            }
+            let ns = times.into_iter().map(|times| common::order::median(times).context("no read was made"));
+            Ok(ReadTimes { ns: ns.collect::<anyhow::Result<_>>()? })
+        })
+    }
+
+    /// Bytes of each read: whole blocks.
+    fn lengths(matrices: &[u64], size: u64) -> Option<Vec<usize>> {
+        let whole = |bytes: &u64| usize::try_from(*bytes).ok()?.checked_next_multiple_of(BLOCK);
+        let fits = |length: &usize| *length > 0 && *length as u64 <= size / 2;
+        let all: Option<Vec<usize>> = matrices.iter().map(|bytes| whole(bytes).filter(fits)).collect();
+        all.filter(|lengths| !lengths.is_empty())
+    }
+
+    fn work(file: &File, most: usize, queue: &Receiver<Job>, done: &Sender<io::Result<()>>) {
+        let mut buffer = vec![0u8; most + BLOCK];
+        let aligned = buffer.as_ptr().align_offset(BLOCK);
+        for (at, length) in queue {
+            let into = buffer.get_mut(aligned..).and_then(|b| b.get_mut(..length));
+            let read =
+                into.map_or(Err(io::ErrorKind::OutOfMemory.into()), |into| file.read_exact_at(into, at));
+            if done.send(read).is_err() {
+                return;
+            }
+        }
+    }
+
+    /// Places that no read-ahead expects: Numerical Recipes' 64-bit generator.
+    struct Places {
+        random: u64,
+        size: u64,
+    }
+
+    impl Places {
+        fn next(&mut self, length: usize) -> u64 {
+            self.random =
+                self.random.wrapping_mul(3_935_559_000_370_003_845).wrapping_add(2_691_343_689_449_507_681);
+            let places = (self.size - length as u64) / BLOCK as u64 + 1;
+            (self.random >> 11) % places * BLOCK as u64
+        }
+    }
+}

@@ -1,0 +1,5 @@
+//! The `profinfer` program; everything is in the library.
+
+fn main() -> std::process::ExitCode {
+    profinfer::main()
+}

@@ -1,0 +1,69 @@
+//! `profinfer serve`: the resident recorder.
+
+use std::io::Write;
+use std::process::ExitCode;
+
+use anyhow::Result;
+
+use super::conf::service::{GROUPS, settings};
+use cli::args::{Args, Command, Usage};
+use machine::kernel::namespaces;
+use machine::tracing;
+use render::table::clean;
+use service::resident::{Service, ServiceError};
+
+pub const COMMAND: Command = Command {
+    name: "serve",
+    about: "Run as a service: wait for engines and record each by its rule",
+    text: "\
+Detects every process that loads a GGML engine and records it according to the first [[rule]] that matches: at its level and
+within its budget, either the complete run, its beginning, or, with a ring, the last minutes before a dump is requested or
+decoding becomes slow. Without rules, everything is recorded with a budget of 1 %. Recordings are stored in the service's
+own directory within a quota: the oldest are removed first, never one that is being written.
+
+Stays in the foreground and logs to standard error, one line per event. SIGHUP reloads the configuration without losing a
+run; SIGTERM and Ctrl-C stop it and complete all recordings. Use 'profinfer status', 'dump' and 'stop' to control it. If
+it is killed, recorded data is not lost: each recorder completes its file by itself.
+
+Metrics of requests, recordings and the machine can be scraped (--listen), written to a file for node_exporter (--metrics),
+and pushed by OpenTelemetry's protocol (--otlp-endpoint). Nothing of this is on by default.",
+    usage: &["[OPTIONS]"],
+    arguments: &[],
+    behind: None,
+    groups: GROUPS,
+    notes: "\
+docs/SERVICE.md describes the installation, docs/CONFIG.md the configuration; 'profinfer config --print FILE' shows the
+settings in effect.",
+    exits: &[("0", "stopped on request"), ("1", "cannot start: the reason is on standard error"), ("2", "wrong usage"), ("4", "the kernel's tracing does not answer: only a reboot helps")],
+    examples: "\
+profinfer serve --conf /etc/profinfer/profinfer.toml
+profinfer serve --directory /data/profinfer --quota 200MiB
+profinfer serve --listen 127.0.0.1:9464                    and offer metrics at http://127.0.0.1:9464/metrics
+profinfer serve --otlp-endpoint http://127.0.0.1:4318      and push them to a collector on this machine
+profinfer config --check FILE                              check a configuration
+systemctl reload profinfer                                 reload it",
+    run,
+};
+
+fn run(args: &Args) -> Result<ExitCode> {
+    tracing::answers()?;
+    namespaces::are_initial()?;
+    let load = || settings(args);
+    let mut log = |text: &str| {
+        // A closed log is no reason to end.
+        let _ = writeln!(std::io::stderr(), "profinfer: {}", clean(text));
+    };
+    let file = args.path("conf")?.or_else(|| std::env::var_os("PROFINFER_CONF").map(Into::into));
+    let file = file.map(|path| path.display().to_string());
+    match Service::begin(crate::identity::VERSION, file, &load, &mut log) {
+        Ok(mut service) => {
+            service.run();
+            Ok(ExitCode::SUCCESS)
+        }
+        Err(ServiceError::Settings(wrong)) => {
+            Usage::none_of(wrong)?;
+            Ok(ExitCode::from(2))
+        }
+        Err(e) => Err(e.into()),
+    }
+}

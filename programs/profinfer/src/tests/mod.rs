@@ -1,0 +1,6 @@
+//! What the command-line tables of both programs are made into.
+
+mod args;
+mod completions;
+mod help;
+mod manual;

@@ -1,5 +1,0 @@
-//! The `profinfer` program; everything is in the library.
-
-fn main() -> std::process::ExitCode {
-    profinfer::cli::main()
-}
