@@ -46,19 +46,26 @@ pub(crate) use skip;
 
 /// Waits for its turn, or skips the test: alone, or beside others whose recordings it cannot disturb and that cannot
 /// disturb it. It is alone if it looks at all processes or all probes of the machine, or at who gets the CPUs when. From
-/// inside, it needs no privilege.
+/// inside, it needs no privilege, or root for the rest of what it does. Perf events have their probes in all processes of a
+/// file, where code can then not be changed from inside: tests of the two wait for each other.
 macro_rules! live {
     () => {
-        $crate::common::live!(@ libc::LOCK_EX)
+        $crate::common::live!(@ libc::LOCK_EX, None)
     };
     (beside others) => {
-        $crate::common::live!(@ libc::LOCK_SH)
+        $crate::common::live!(@ libc::LOCK_SH, None)
+    };
+    (beside others, by perf events) => {
+        $crate::common::live!(@ libc::LOCK_SH, Some(libc::LOCK_EX))
+    };
+    (beside others, from inside) => {
+        $crate::common::live!(@ libc::LOCK_SH, Some(libc::LOCK_SH))
     };
     (from inside) => {
-        $crate::common::turn_of_anybody(libc::LOCK_SH)
+        $crate::common::turn_of_anybody(libc::LOCK_SH, Some(libc::LOCK_SH))
     };
-    (@ $how:expr) => {
-        match $crate::common::turn($how) {
+    (@ $how:expr, $perf_events:expr) => {
+        match $crate::common::turn($how, $perf_events) {
             Ok(Some(turn)) => turn,
             Ok(None) => return,
             Err(why) => $crate::common::skip!("{why}"),
@@ -138,7 +145,7 @@ fn locked(name: &str, how: i32) -> Lock {
 
 /// A test's turn to record, across all test programs: alone (LOCK_EX), or beside others (LOCK_SH). tests/suite/rust.py
 /// takes the time that it waited off the test's.
-pub fn turn(how: i32) -> Result<Option<Lock>, String> {
+pub fn turn(how: i32, perf_events: Option<i32>) -> Result<Option<Turn>, String> {
     // SAFETY: takes no arguments and returns a number.
     if unsafe { libc::geteuid() } != 0 {
         return Err("not root".into());
@@ -153,19 +160,23 @@ pub fn turn(how: i32) -> Result<Option<Lock>, String> {
         println!("later: it records alone");
         return Ok(None);
     }
-    Ok(Some(turn_of_anybody(how)))
+    Ok(Some(turn_of_anybody(how, perf_events)))
 }
 
 /// The same for a test that needs no privilege.
-pub fn turn_of_anybody(how: i32) -> Lock {
+pub fn turn_of_anybody(how: i32, perf_events: Option<i32>) -> Turn {
     let begin = Instant::now();
     // Who waits to be alone is not passed by those that come later.
     let gate = lock("live-gate");
     let turn = locked("live", how);
     drop(gate);
+    let perf_events = perf_events.map(|how| locked("live-perf-events", how));
     println!("waited: {:.3}", begin.elapsed().as_secs_f64());
-    turn
+    (turn, perf_events)
 }
+
+/// Held while a test records.
+pub type Turn = (Lock, Option<Lock>);
 
 /// Asks the kernel for a minimal map (BPF_MAP_CREATE = 0: an array of one word).
 fn bpf_allowed() -> Result<(), String> {

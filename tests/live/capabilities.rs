@@ -91,7 +91,7 @@ fn buffers_are_as_large_as_may_be_locked() {
 
 #[test]
 fn the_units_capabilities_are_enough_and_each_is_needed() {
-    let _turn = live!(beside others);
+    let _turn = live!(beside others, by perf events);
     let Some(fixture) = common::fixture_dir("modern") else { skip!("the fixture could not be built here") };
     if Command::new("setpriv").arg("--version").output().is_err() {
         skip!("no setpriv: scripts/setup.sh installs it (util-linux)");

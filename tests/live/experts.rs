@@ -210,7 +210,7 @@ fn ids_are_told_as_far_as_they_go() {
 
 #[test]
 fn what_there_is_not_is_said() {
-    let _turn = live!(beside others);
+    let _turn = live!(beside others, by perf events);
     let program = fixture!("modern");
     let program = program.to_str().expect("a path");
     let feature = |args: &[&str]| {

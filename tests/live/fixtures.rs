@@ -339,7 +339,7 @@ variants! {
 /// Functions that nobody calls were left out, or were made local under another name.
 #[test]
 fn linked_programs_say_the_same() {
-    let _turn = live!(beside others);
+    let _turn = live!(beside others, from inside);
     for name in ["linked", "lto"] {
         let program = fixture!(name);
         for source in ["bpf", "inside"] {
@@ -352,7 +352,7 @@ fn linked_programs_say_the_same() {
 /// Without a readable tensor layout, calls and graphs are recorded, and the reason for the missing ops is given.
 #[test]
 fn a_layout_that_nothing_shows_leaves_graphs() {
-    let _turn = live!(beside others);
+    let _turn = live!(beside others, from inside);
     let program = fixture!("linked-bare");
     let program = program.to_str().expect("UTF-8");
     for source in ["bpf", "inside"] {
@@ -373,7 +373,7 @@ fn a_layout_that_nothing_shows_leaves_graphs() {
 /// As when OpenMP has fewer threads than the plan asked for: none of their hits is missing.
 #[test]
 fn threads_that_take_no_part_are_not_expected() {
-    let _turn = live!(beside others);
+    let _turn = live!(beside others, by perf events);
     let program = fixture!("modern");
     let program = program.to_str().expect("UTF-8");
     for source in ["bpf", "inside", "perf"] {

@@ -79,7 +79,7 @@ fn both_agree(options: &[&str], command: &[&str]) -> Seen {
 /// The same ops in the same order, with the same structure, calls, tokens and splits, as by the kernel's probes.
 #[test]
 fn both_sources_say_the_same() {
-    let _turn = live!(beside others);
+    let _turn = live!(beside others, from inside);
     let lib = match engine("v0.5.0") {
         Ok(path) => path,
         Err(why) => skip!("{why}"),
@@ -103,7 +103,7 @@ fn both_sources_say_the_same() {
 /// addon, whose every graph has threads of its own.
 #[test]
 fn hosts_of_engines_say_the_same() {
-    let _turn = live!(beside others);
+    let _turn = live!(beside others, from inside);
     let (v0_5_0, b11549) = match (engine("v0.5.0"), engine("b11549")) {
         (Ok(one), Ok(other)) => (one, other),
         (Err(why), _) | (_, Err(why)) => skip!("{why}"),
@@ -352,7 +352,7 @@ fn logits_are_the_same_bits() {
 /// As a user without any capability, as in a container: by itself, without being asked for.
 #[test]
 fn nobody_may_record_what_it_starts() {
-    let _turn = live!(beside others);
+    let _turn = live!(beside others, from inside);
     let Some(from) = fixture_dir("modern") else { skip!("the fixture could not be built here") };
     // The originals may be in directories that are closed to others.
     let dir = tempfile::tempdir().expect("a directory");

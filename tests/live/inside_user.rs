@@ -119,7 +119,7 @@ fn who_waited_for_a_cpu_is_known_to_an_ordinary_user() {
 /// New threads from their beginning, sleeps without a reason, and none of another process.
 #[test]
 fn threads_are_followed_from_their_beginning() {
-    let _turn = live!(beside others);
+    let _turn = live!(beside others, from inside);
     let dir = tempfile::tempdir().expect("a directory");
     if !open_to_all(dir.path()) {
         skip!("the fixture could not be built here");
@@ -159,7 +159,7 @@ fn threads_are_followed_from_their_beginning() {
 /// As in a container: only the sums are known, and this is said.
 #[test]
 fn without_switch_records_the_sums_are_told() {
-    let _turn = live!(beside others);
+    let _turn = live!(beside others, from inside);
     let dir = tempfile::tempdir().expect("a directory");
     if !open_to_all(dir.path()) {
         skip!("the fixture could not be built here");

@@ -129,7 +129,7 @@ fn without_bpf(errno: i32) -> Command {
 
 #[test]
 fn where_bpf_is_refused_perf_events_record_the_same() {
-    let _turn = live!(beside others);
+    let _turn = live!(beside others, by perf events);
     let program = fixture!("modern");
     // Graphs long enough to be read while they run.
     let args = ["-n", "12", "--moe", "-t", "2", "--op-ns", "300000"];
@@ -146,7 +146,7 @@ fn where_bpf_is_refused_perf_events_record_the_same() {
 
 #[test]
 fn every_variant_is_recorded() {
-    let _turn = live!(beside others);
+    let _turn = live!(beside others, by perf events);
     let variants = ["modern", "local-forward", "stripped", "old", "ancient", "name128", "late", "static-pie"];
     for name in variants {
         let program = fixture!(name);
@@ -161,7 +161,7 @@ fn every_variant_is_recorded() {
 
 #[test]
 fn levels_and_structure_leave_out_what_they_say() {
-    let _turn = live!(beside others);
+    let _turn = live!(beside others, by perf events);
     let program = fixture!("modern");
     let perf = |options: &[&str], args: &[&str]| {
         fake(profinfer(), &program, &[&["--source", "perf"], options].concat(), args).run.seen()
@@ -182,7 +182,7 @@ fn levels_and_structure_leave_out_what_they_say() {
 
 #[test]
 fn op_ends_are_told_by_barriers() {
-    let _turn = live!(beside others);
+    let _turn = live!(beside others, by perf events);
     let program = fixture!("modern");
     let case = fake(profinfer(), &program, &["--source", "perf", "--op-end", "barrier"], &["-n", "100"]);
     let (seen, _) = agrees(&case);
@@ -193,7 +193,7 @@ fn op_ends_are_told_by_barriers() {
 
 #[test]
 fn children_are_followed() {
-    let _turn = live!(beside others);
+    let _turn = live!(beside others, by perf events);
     let program = fixture!("modern");
     let dir = tempfile::tempdir().expect("a directory");
     let go = dir.path().join("go");
@@ -222,7 +222,7 @@ fn children_are_followed() {
 
 #[test]
 fn only_those_asked_for_are_recorded() {
-    let _turn = live!(beside others);
+    let _turn = live!(beside others, by perf events);
     let program = fixture!("modern");
     let other = Target::start(&program, &["-n", "1000000", "--op-ns", "50000"]);
     let case = fake(profinfer(), &program, &["--source", "perf"], &["-n", "50"]);
@@ -268,7 +268,7 @@ fn a_killed_recorder_leaves_nothing_for_long() {
 
 #[test]
 fn the_runner_agrees_with_itself() {
-    let _turn = live!(beside others);
+    let _turn = live!(beside others, by perf events);
     let mut command = profinfer();
     command.args(["selftest", "--source", "perf", "--runner"]).arg(crate::common::runner());
     let run = common::run::run(&mut command);
@@ -284,7 +284,7 @@ fn the_runner_agrees_with_itself() {
 /// An engine of 2024, whose graphs have no number, and a current one.
 #[test]
 fn real_engines_are_recorded() {
-    let _turn = live!(beside others);
+    let _turn = live!(beside others, by perf events);
     let early = truth::Habits { runs_nops: true, wants_flag: false, fuses: false };
     let today = truth::Habits { runs_nops: false, wants_flag: true, fuses: true };
     for (name, habits) in [("b3889", early), ("b11549", today)] {

@@ -106,7 +106,7 @@ fn every_call_once() {
 
 #[test]
 fn without_bpf_as_well() {
-    let _turn = live!(beside others);
+    let _turn = live!(beside others, by perf events);
     calls("v0.5.0", &["--source", "perf"]);
 }
 
@@ -174,7 +174,7 @@ fn an_engine_without_the_functions_is_told() {
 /// Calls that nest, jump, or never return, compared with the known behavior of the fake.
 #[test]
 fn habits_of_calls() {
-    let _turn = live!(beside others);
+    let _turn = live!(beside others, by perf events);
     const N: usize = 5;
     for variant in ["modern", "modern-clang", "static", "stripped"] {
         let program = fixture!(variant);

@@ -60,7 +60,7 @@ fn a_request_is_read_from_the_batches_of_all_eras() {
 
 #[test]
 fn perf_events_say_that_they_carry_no_batch() {
-    let _turn = live!(beside others);
+    let _turn = live!(beside others, by perf events);
     let lib = match engine("v0.5.0") {
         Ok(path) => path,
         Err(why) => skip!("{why}"),
