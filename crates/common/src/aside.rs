@@ -16,9 +16,12 @@ pub fn each<T: Send, R: Send>(parts: impl IntoIterator<Item = T>, one: impl Fn(T
         let all = parts.iter().enumerate();
         let running: Vec<_> =
             all.map(|(i, part)| (part, (i < last).then(|| start(part)).flatten())).collect();
-        let done = running.into_iter().map(|(part, thread)| match thread {
+        // Before any is waited for: they run at the same time.
+        let here = running.iter().map(|(part, thread)| thread.is_none().then(|| taken(part)).flatten());
+        let here: Vec<Option<R>> = here.collect();
+        let done = running.into_iter().zip(here).map(|((_, thread), here)| match thread {
             Some(thread) => thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
-            None => taken(part),
+            None => here,
         });
         done.flatten().collect()
     })
@@ -27,6 +30,18 @@ pub fn each<T: Send, R: Send>(parts: impl IntoIterator<Item = T>, one: impl Fn(T
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Each part waits for the other.
+    #[test]
+    fn parts_run_at_the_same_time() {
+        let (there, here) = (std::sync::mpsc::sync_channel(0), std::sync::mpsc::sync_channel(0));
+        let ends = [(there.0, here.1), (here.0, there.1)];
+        let met = each(ends.into_iter().enumerate(), |(i, (to, from))| match i {
+            0 => to.send(()).is_ok() && from.recv().is_ok(),
+            _ => from.recv().is_ok() && to.send(()).is_ok(),
+        });
+        assert_eq!(met, [true, true]);
+    }
 
     #[test]
     fn all_is_done_and_in_order() {
