@@ -22,12 +22,19 @@ pub struct ExpertRead {
     pub slot: Option<u32>,
 }
 
+/// Parts of a key: when an expert was needed last, how often above it, and at the top that it must stay now.
+const LAST_BITS: u32 = 38;
+const LAST: u64 = (1 << LAST_BITS) - 1;
+const WANTED: u64 = 1 << 63;
+const MOST_NEEDED: u64 = (1 << (63 - LAST_BITS)) - 1;
+
 /// The slots of a layer.
 #[derive(Debug, Clone)]
 pub struct ExpertSlots {
     policy: ExpertPolicy,
-    /// Expert of each slot in use.
+    /// Expert of each slot in use, and its place in the order in which they go ([`ExpertSlots::key`]): a search reads these alone.
     held: Vec<u16>,
+    keys: Vec<u64>,
     slots: usize,
     /// By expert: its slot, when it was needed or read last, and how often it was needed.
     of: Vec<HeldExpert>,
@@ -48,6 +55,7 @@ impl ExpertSlots {
         ExpertSlots {
             policy,
             held: Vec::with_capacity(slots),
+            keys: Vec::with_capacity(slots),
             slots,
             of: vec![HeldExpert::default(); experts],
             tick: 0,
@@ -95,8 +103,9 @@ impl ExpertSlots {
             let Some(of) = self.of.get_mut(usize::from(*expert)) else { continue };
             self.tick += 1;
             of.last = self.tick;
-            if of.slot.is_none() {
-                self.put(*expert, since, reads);
+            match of.slot {
+                Some(slot) => self.keep(slot, *expert),
+                None => self.put(*expert, since, reads),
             }
         }
     }
@@ -107,7 +116,25 @@ impl ExpertSlots {
             if let Some(of) = self.of.get_mut(usize::from(*expert)) {
                 of.last = self.tick;
                 of.needed += 1;
+                if let Some(slot) = of.slot {
+                    self.keep(slot, *expert);
+                }
             }
+        }
+    }
+
+    /// The lowest goes first: when it was needed last, or above it how often it was needed.
+    fn key(&self, expert: u16) -> u64 {
+        let of = self.of.get(usize::from(expert)).copied().unwrap_or_default();
+        let last = of.last & LAST;
+        if self.policy == ExpertPolicy::Lfu { of.needed.min(MOST_NEEDED) << LAST_BITS | last } else { last }
+    }
+
+    /// An expert of a slot was needed.
+    fn keep(&mut self, slot: u32, expert: u16) {
+        let now = self.key(expert);
+        if let Some(key) = self.keys.get_mut(slot as usize) {
+            *key = now;
         }
     }
 
@@ -115,13 +142,13 @@ impl ExpertSlots {
     fn put(&mut self, expert: u16, since: u64, reads: &mut Vec<ExpertRead>) {
         let slot = if self.held.len() < self.slots {
             self.held.push(expert);
+            self.keys.push(0);
             self.held.len() - 1
         } else {
-            let goes = |e: &u16| {
-                let of = self.of.get(usize::from(*e)).copied().unwrap_or_default();
-                (of.last >= since, if self.policy == ExpertPolicy::Lfu { of.needed } else { 0 }, of.last)
+            let goes = |key: u64| if key & LAST >= since { key | WANTED } else { key };
+            let Some((slot, _)) = self.keys.iter().enumerate().min_by_key(|(_, key)| goes(**key)) else {
+                return;
             };
-            let Some((slot, _)) = self.held.iter().enumerate().min_by_key(|(_, e)| goes(e)) else { return };
             slot
         };
         if let Some(held) = self.held.get_mut(slot) {
@@ -133,6 +160,9 @@ impl ExpertSlots {
         let slot = Some(slot as u32);
         if let Some(of) = self.of.get_mut(usize::from(expert)) {
             of.slot = slot;
+        }
+        if let Some(slot) = slot {
+            self.keep(slot, expert);
         }
         reads.push(ExpertRead { expert, slot });
     }
