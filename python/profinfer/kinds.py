@@ -71,6 +71,9 @@ _PLAIN_KINDS = (
     (40, "ServerTask", "pid:u32 tid:u32 t:time task:i64 seq:u64?", None),
     (41, "SamplerName", "id:u32 name:str why:str", "id"),
     (42, "SamplerCall", "sampler:u32 pid:u32 tid:u32 t:time dur:u64 within:u64 accept:bool", None),
+    (43, "FileRead", "pid:u32 tid:u32 file:u32 t:time dur:u64 addr:u64 bytes:u64", None),
+    (44, "TensorData", "tensor:u32 addr:u64", None),
+    (45, "ReadFile", "id:u32 name:str setting:str read_ahead_kb:u64?", "id"),
 )
 
 _PREDICTED_KINDS = (

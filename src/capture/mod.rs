@@ -9,6 +9,7 @@ pub mod checkup;
 pub mod error;
 pub mod event;
 pub mod features;
+pub mod file_reads;
 pub mod inside;
 mod multi;
 pub mod object;

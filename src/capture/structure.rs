@@ -38,6 +38,8 @@ pub struct TargetTensor {
     nb: Option<[u64; 4]>,
     src: [u64; MAX_SRC],
     view_src: u64,
+    /// Address of its data; 0: none here.
+    pub data: u64,
     name: [u8; MAX_NAME],
     name_len: u8,
     /// NONE, RESHAPE, VIEW, PERMUTE or TRANSPOSE: nothing to compute.
@@ -138,6 +140,7 @@ impl Reading {
             nb: None,
             src: [0; MAX_SRC],
             view_src: u64_at(l.view_src_off).ok_or(short)?,
+            data: u64_at(l.data_off).unwrap_or(0),
             name: [0; MAX_NAME],
             name_len: 0,
             nop: self.nops.get(op as usize).is_some_and(|n| n.0),
@@ -247,6 +250,11 @@ impl TensorTable {
     /// What is known about the tensor at an address.
     pub fn get(&self, tgid: u32, addr: u64) -> Option<&TargetTensor> {
         self.find(tgid, addr).ok().map(|i| &self.slots[i].desc)
+    }
+
+    /// Each tensor's process, address and description.
+    pub fn iter(&self) -> impl Iterator<Item = (u32, u64, &TargetTensor)> {
+        self.slots.iter().map(|s| (s.tgid, s.addr, &s.desc))
     }
 
     pub fn forget(&mut self, tgid: u32) {

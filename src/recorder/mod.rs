@@ -10,6 +10,7 @@ pub mod drain;
 pub mod enqueue;
 pub mod event_stats;
 pub mod experts;
+mod file_reads;
 mod fork_race;
 pub mod graphs;
 pub mod meter;

@@ -5,6 +5,8 @@
 pub mod allocator;
 #[cfg(target_os = "linux")]
 pub mod busy;
+#[cfg(target_os = "linux")]
+pub mod cage;
 pub mod counted;
 pub mod endless;
 #[cfg(feature = "agent")]

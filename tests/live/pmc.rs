@@ -4,14 +4,13 @@
 use crate::common;
 
 use std::fs::{self, File};
-use std::io::{Read, Write};
+use std::io::Read;
 use std::os::fd::FromRawFd;
-use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
 use std::process::Command;
 
 use perf_event_open_sys as sys;
 
+use common::cage::{Cage, forget};
 use common::counted::{self, OpCount, counter};
 use common::run::{Recorder, Run, Target, profinfer, record, run};
 use common::seen::Seen;
@@ -222,30 +221,6 @@ fn a_real_engine_beside_the_count_of_its_thread() {
     assert!(at(50) < 0.5, "{spread:?}");
 }
 
-/// A cgroup with limited memory; removed when dropped.
-struct Cage(PathBuf);
-
-impl Cage {
-    fn new(bytes: u64) -> Result<Cage, String> {
-        let root = PathBuf::from("/sys/fs/cgroup");
-        let old = root.join("memory");
-        let (dir, limit) = if old.join("memory.limit_in_bytes").exists() {
-            (old, "memory.limit_in_bytes")
-        } else {
-            (root, "memory.max")
-        };
-        let cage = Cage(dir.join(format!("profinfer-test-{}", std::process::id())));
-        let made = fs::create_dir(&cage.0).and_then(|()| fs::write(cage.0.join(limit), bytes.to_string()));
-        made.map_err(|e| format!("no cgroup with a limit of memory: {e}")).map(|()| cage)
-    }
-}
-
-impl Drop for Cage {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir(&self.0);
-    }
-}
-
 /// A model larger than the memory: its weights are read from storage again and again, in the ops that need them.
 #[test]
 #[expect(clippy::zombie_processes, reason = "wait4 waits, and tells what the process used")]
@@ -257,21 +232,14 @@ fn major_faults_are_those_of_getrusage() {
         Ok(cage) => cage,
         Err(why) => skip!("{why}"),
     };
-    let file = File::open(&path).expect("the model");
-    assert!(file.metadata().expect("its size").len() > 2 * LEAST);
-    file.sync_all().expect("written");
-    // SAFETY: advice on an open descriptor.
-    unsafe { libc::posix_fadvise(std::os::fd::AsRawFd::as_raw_fd(&file), 0, 0, libc::POSIX_FADV_DONTNEED) };
+    forget(&path, 2 * LEAST);
     let program = runner();
     let recorder = Recorder::start(&["--faults", "--exe", program.to_str().expect("a path")]);
     recorder.wait_for_probes();
-    let mut entry =
-        File::options().write(true).open(cage.0.join("cgroup.procs")).expect("its list of processes");
     let mut command = Command::new(&program);
     command.args(["run", "-p", "8", "-n", "8", "-t", "1", "--no-warmup", "--no-roofline"]);
     command.args(["--placement", "mapped", "-m"]).arg(&path).stdout(std::process::Stdio::null());
-    // SAFETY: between fork and exec only one write to a descriptor; 0 is the writer itself.
-    unsafe { command.pre_exec(move || entry.write_all(b"0")) };
+    cage.holds(&mut command);
     let child = command.spawn().expect("the runner");
     // SAFETY: all zeros is a valid value of both, which the kernel fills.
     let (status, usage) = unsafe {

@@ -92,6 +92,11 @@ fn sum_of_cause(record: &Record) -> Option<i128> {
             let v = [r.sampler.into(), r.pid.into(), r.tid.into(), r.t as u64, r.dur, r.within];
             sum(&v) + i128::from(r.accept)
         }
+        Record::FileRead(r) => {
+            sum(&[r.pid.into(), r.tid.into(), r.file.into(), r.t as u64, r.dur, r.addr, r.bytes])
+        }
+        Record::TensorData(r) => sum(&[r.tensor.into(), r.addr]),
+        Record::ReadFile(r) => i128::from(r.id) + some(r.read_ahead_kb) + text(&[r.name, r.setting]),
         Record::Sensor(r) => {
             sum(&[r.id.into(), r.kind as u64, r.interval_ns, r.origin as u64])
                 + text(&[r.name, r.path, r.cpus])

@@ -76,6 +76,20 @@ pub fn write<W: Write>(e: &mut Encoder<W>, plan: u32, t: u64) {
     e.sampler_name(&SamplerName { id: 1, name: "top-k", why: "" }).unwrap();
     e.sampler_name(&SamplerName { id: 9, name: "", why: "its process had ended" }).unwrap();
     e.sampler_call(&SamplerCall { sampler: 0, accept: true, within: 0, ..call }).unwrap();
+    let setting = "/sys/class/bdi/254:0/read_ahead_kb";
+    e.read_file(&ReadFile { id: 0, name: "model.gguf", setting, read_ahead_kb: Some(8192) }).unwrap();
+    let read = FileRead {
+        pid: PID,
+        tid: PID + 1,
+        file: 0,
+        t: t as i64 - 300,
+        dur: 250,
+        addr: 1 << 46,
+        bytes: 1 << 17,
+    };
+    e.file_read(&read).unwrap();
+    e.file_read(&FileRead { t: t as i64 + 7, dur: 0, addr: 0, ..read }).unwrap();
+    e.tensor_data(&TensorData { tensor: 2, addr: 1 << 46 }).unwrap();
     let sensors = [
         (0, SensorKind::Power, SensorOrigin::Rail),
         (1, SensorKind::Temperature, SensorOrigin::Unknown),

@@ -200,7 +200,10 @@ plain!(
     Memory,
     ServerTask,
     SamplerName,
-    SamplerCall
+    SamplerCall,
+    FileRead,
+    TensorData,
+    ReadFile
 );
 
 /// Appends `body`, prefixed with its length.

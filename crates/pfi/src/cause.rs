@@ -191,6 +191,42 @@ pub struct SamplerCall {
     pub accept: bool,
 }
 
+/// Consecutive bytes of a file that came into the page cache while a thread of a target ran: because it touched them, or because
+/// the kernel read ahead for it. Since 1.11.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FileRead {
+    pub pid: u32,
+    pub tid: u32,
+    /// Id of its ReadFile.
+    pub file: u32,
+    /// When the first of their pages was added, and the time from then until the last was, ns.
+    pub t: i64,
+    pub dur: u64,
+    /// Where the process had them mapped; 0 = nowhere: it reads the file by system calls, or its mapping was not found.
+    pub addr: u64,
+    pub bytes: u64,
+}
+
+/// A file that a target has mapped and whose reads are recorded. Since 1.11.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ReadFile<'a> {
+    pub id: u32,
+    /// Its name without directories.
+    pub name: &'a str,
+    /// Where the read-ahead of its file system is set, e.g. `/sys/class/bdi/254:0/read_ahead_kb`, and the value at the beginning,
+    /// KiB. Empty and absent: not found.
+    pub setting: &'a str,
+    pub read_ahead_kb: Option<u64>,
+}
+
+/// Where a tensor that is never computed has its data in its process: weights, in the mapping of their file. Since 1.11.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TensorData {
+    /// Id of its Tensor record.
+    pub tensor: u32,
+    pub addr: u64,
+}
+
 /// A machine quantity that is sampled repeatedly.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sensor<'a> {

@@ -107,10 +107,16 @@ pub enum Record<'a> {
     SamplerName(SamplerName<'a>),
     /// One call of a sampler.
     SamplerCall(SamplerCall),
+    /// Bytes of a file that the kernel read for a process.
+    FileRead(FileRead),
+    /// Where a tensor's data are.
+    TensorData(TensorData),
+    /// A file whose reads are recorded.
+    ReadFile(ReadFile<'a>),
 }
 
 /// Names of the record kinds, indexed by kind on the wire.
-pub const KIND_NAMES: [&str; 43] = [
+pub const KIND_NAMES: [&str; 46] = [
     "Header",
     "Process",
     "Engine",
@@ -154,6 +160,9 @@ pub const KIND_NAMES: [&str; 43] = [
     "ServerTask",
     "SamplerName",
     "SamplerCall",
+    "FileRead",
+    "TensorData",
+    "ReadFile",
 ];
 
 impl Record<'_> {
@@ -203,6 +212,9 @@ impl Record<'_> {
             Record::ServerTask(_) => 40,
             Record::SamplerName(_) => 41,
             Record::SamplerCall(_) => 42,
+            Record::FileRead(_) => 43,
+            Record::TensorData(_) => 44,
+            Record::ReadFile(_) => 45,
         }
     }
 
@@ -229,6 +241,7 @@ impl Record<'_> {
             Record::Memory(r) => Some(r.t),
             Record::ServerTask(r) => Some(r.t),
             Record::SamplerCall(r) => Some(r.t),
+            Record::FileRead(r) => Some(r.t),
             _ => None,
         }
     }
@@ -251,6 +264,7 @@ impl Record<'_> {
             Record::Memory(r) => Some(&mut r.t),
             Record::ServerTask(r) => Some(&mut r.t),
             Record::SamplerCall(r) => Some(&mut r.t),
+            Record::FileRead(r) => Some(&mut r.t),
             _ => None,
         }
     }

@@ -84,7 +84,7 @@ pub struct Drain<W: Write> {
     enqueued: EnqueueHits,
     batches: OpenBatches,
     pub kernels: Kernels,
-    tensors: TensorTable,
+    pub(in crate::recorder) tensors: TensorTable,
     pub experts: HeldExperts,
     phases: OpenPhases,
     pub samplers: Samplers,

@@ -34,6 +34,7 @@ use crate::capture::structure::{self, MAX_ENGINES, Reading};
 use crate::recorder::attached::AttachedEngine;
 use crate::recorder::computing::ComputingWatch;
 use crate::recorder::drain::{Drain, Shown};
+use crate::recorder::file_reads::FileReads;
 use crate::recorder::qos::Controller;
 use crate::recorder::qos::policy::DetailStep;
 use crate::recorder::recording::{
@@ -112,6 +113,7 @@ struct Session {
     followed: bool,
     sampler: Option<Sampler>,
     submissions: DeviceWatch,
+    file_reads: FileReads,
     states: States,
     counters: Option<Counters>,
     /// The current detail level, and the controller if it may change.
@@ -242,6 +244,7 @@ pub fn record(
         followed: false,
         sampler: None,
         submissions: DeviceWatch::default(),
+        file_reads: FileReads::default(),
         states: States::default(),
         counters,
         detail,
@@ -451,6 +454,7 @@ impl Session {
                 sampler.pass(&mut self.drain.borrow_mut().enc, &mut |text| watch.tell(text))?;
             }
             self.submissions.write(&mut self.drain.borrow_mut().enc, false)?;
+            self.file_reads.pass(&mut self.drain.borrow_mut(), false)?;
             self.name_samplers()?;
             self.meet_processes(watch)?;
             self.watch_states()?;
@@ -592,6 +596,11 @@ impl Session {
             self.add_all(found, Some(pid), watch)?;
             self.keep_maps(pid);
         }
+        // Loading a model reads it once; what is read after the first call is read again and again.
+        let begun = self.options.capture.experts || !self.managed && self.drain.borrow().totals.calls > 0;
+        if begun && self.engines.iter().any(|a| a.is_in(pid)) {
+            self.file_reads.look(pid);
+        }
         Ok(())
     }
 
@@ -640,6 +649,7 @@ impl Session {
             sampler.finish(&mut self.drain.borrow_mut().enc, &mut |text| watch.tell(text))?;
         }
         self.submissions.write(&mut self.drain.borrow_mut().enc, true)?;
+        self.file_reads.pass(&mut self.drain.borrow_mut(), true)?;
         self.end_states()?;
         self.drain.borrow_mut().close(None, stopped)?;
         // Count the last graphs as well.

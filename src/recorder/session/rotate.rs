@@ -200,6 +200,7 @@ impl Session {
         self.write_probes()?;
         let device_used = self.drain.borrow().waiting.feature_status(&[]).is_some();
         self.submissions.tell(&mut self.drain.borrow_mut().enc, device_used)?;
+        self.file_reads.tell(&mut self.drain.borrow_mut().enc, self.options.capture.experts)?;
         let (event_stats, counted) = (self.source.event_stats(), self.counted());
         let drain = &mut *self.drain.borrow_mut();
         for text in drain.shortages() {
@@ -279,6 +280,7 @@ impl Session {
         self.name_samplers()?;
         self.meet_processes(watch)?;
         self.submissions.write(&mut self.drain.borrow_mut().enc, false)?;
+        self.file_reads.pass(&mut self.drain.borrow_mut(), false)?;
         let event_stats = self.account()?;
         Ok(self.snapshot(event_stats, usage::now()))
     }

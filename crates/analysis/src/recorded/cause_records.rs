@@ -29,6 +29,10 @@ pub struct Causes<'a> {
     /// By id once; the last record counts.
     pub sampler_names: HashMap<u32, SamplerName<'a>>,
     pub samplers: Vec<SamplerCall>,
+    pub file_reads: Vec<FileRead>,
+    pub tensor_data: Vec<TensorData>,
+    /// By id once.
+    pub read_files: Vec<ReadFile<'a>>,
 }
 
 impl<'a> Causes<'a> {
@@ -51,6 +55,9 @@ impl<'a> Causes<'a> {
             Record::ServerTask(r) => self.server_tasks.push(r),
             Record::SamplerName(r) => drop(self.sampler_names.insert(r.id, r)),
             Record::SamplerCall(r) => self.samplers.push(r),
+            Record::FileRead(r) => self.file_reads.push(r),
+            Record::TensorData(r) => self.tensor_data.push(r),
+            Record::ReadFile(r) => upsert(&mut self.read_files, r, |r| r.id, left_out),
             _ => {}
         }
     }
@@ -74,5 +81,8 @@ impl<'a> Causes<'a> {
         self.server_tasks.extend(part.server_tasks);
         self.sampler_names.extend(part.sampler_names);
         self.samplers.extend(part.samplers);
+        self.file_reads.extend(part.file_reads);
+        self.tensor_data.extend(part.tensor_data);
+        part.read_files.into_iter().for_each(|r| self.read(Record::ReadFile(r), left_out));
     }
 }

@@ -216,6 +216,33 @@ impl<W: Write> Encoder<W> {
         self.open.put(Record::SamplerCall(*r))
     }
 
+    /// Bytes of a file that were read for a process.
+    ///
+    /// # Errors
+    /// The trace cannot be written.
+    pub fn file_read(&mut self, r: &FileRead) -> Result<(), WriteError> {
+        self.begin_at(r.pid, r.t, r.dur)?;
+        self.open.put(Record::FileRead(*r))
+    }
+
+    /// A file whose reads follow; kept for the last block, and for later traces of the recording.
+    ///
+    /// # Errors
+    /// The trace cannot be written.
+    pub fn read_file(&mut self, r: &ReadFile) -> Result<(), WriteError> {
+        self.keep(key_of("read file", r.id), &Record::ReadFile(*r))
+    }
+
+    /// Where a tensor has its data.
+    ///
+    /// # Errors
+    /// The trace cannot be written.
+    pub fn tensor_data(&mut self, r: &TensorData) -> Result<(), WriteError> {
+        self.begin()?;
+        self.write_tensor(r.tensor)?;
+        self.open.put(Record::TensorData(*r))
+    }
+
     /// A sensor; kept for the last block, and written in each block that has samples.
     pub fn sensor(&mut self, r: &Sensor) -> Result<(), WriteError> {
         let record = Record::Sensor(*r);
