@@ -21,7 +21,7 @@ enum Tried {
 }
 
 /// What is printed, and how it is tried. CPUS, PID, FILE and the like stand for what the reader fills in.
-const COMMANDS: [(&str, Tried); 20] = [
+const COMMANDS: [(&str, Tried); 21] = [
     ("profinfer tune -- ", Tried::Parsed(&["tune"])),
     ("profinfer stat FILE threads", Tried::Reads(&["stat", "FILE", "threads"])),
     ("profinfer report FILE --all", Tried::Reads(&["report", "FILE", "--all"])),
@@ -43,6 +43,7 @@ const COMMANDS: [(&str, Tried); 20] = [
         "systemctl set-property",
         Tried::Read("systemctl set-property --runtime system.slice AllowedCPUs=0 CPUQuota=200%"),
     ),
+    ("| sudo tee ", Tried::Read("echo 128 | sudo tee /sys/class/bdi/254:0/read_ahead_kb")),
     ("echo ", Tried::Read("echo schedutil > /sys/devices/system/cpu/cpufreq/policy0/scaling_governor")),
     (
         "llama-quantize MODEL.gguf SMALLER.gguf Q4_K_M",

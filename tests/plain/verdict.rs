@@ -9,7 +9,7 @@ use analysis::questions::verdict::RunVerdict;
 use analysis::questions::verdict::limit::LimitKind;
 use analysis::recorded::load::LoadProgress;
 use pfi::Trace;
-use pfi::record::{Availability, Module, OffCpu, Peaks, StateAt, TargetState};
+use pfi::record::{Availability, FileRead, Module, OffCpu, Peaks, ReadFile, StateAt, TargetState};
 use synth_trace::causes::*;
 use synth_trace::*;
 
@@ -308,6 +308,37 @@ fn a_first_call_that_reads_the_file_is_told() {
     assert!(v.advice[0].actions[0].starts_with("measure again"), "{:?}", v.advice[0]);
     assert_eq!(rules(&with(100 * OP, POSITIONS as u64)), ["major-faults"]);
     assert_eq!(rules(&with(0, 0)), Vec::<&str>::new());
+}
+
+/// A disk that reads ahead far more than a token needs: what it pushes out of memory is read again.
+#[test]
+fn what_is_read_ahead_for_nothing_is_told() {
+    let with = |bytes: u64, read_ahead_kb: u64| {
+        let mut s = begin(Spec::default());
+        let setting = "/sys/class/bdi/254:0/read_ahead_kb";
+        let file = ReadFile { id: 0, name: "model.gguf", setting, read_ahead_kb: Some(read_ahead_kb) };
+        s.enc.read_file(&file).unwrap();
+        for _ in 0..CALLS {
+            let first = s.now + 3 * LEAD;
+            s.call(1, even);
+            for p in 0..POSITIONS {
+                s.enc.off_cpu(&faulted(1, start_of(first, p, |_| OP) + 1000, OP / 2)).unwrap();
+            }
+            let t = first as i64;
+            s.enc.file_read(&FileRead { pid: PID, tid: TID, file: 0, t, dur: 0, addr: 0, bytes }).unwrap();
+        }
+        verdict(end(s))
+    };
+    let v = with(1 << 30, 8192);
+    assert_eq!((rules(&v)[0], v.limit.as_ref().map(|l| l.kind)), ("read-ahead", Some(LimitKind::PageFaults)));
+    let first = &v.advice[0];
+    assert_eq!(first.actions[0], "echo 128 | sudo tee /sys/class/bdi/254:0/read_ahead_kb");
+    assert!(first.evidence.contains("a call read 1073.7 MB"), "{}", first.evidence);
+    assert!(first.gain.is_some_and(|g| g.least > 1.0 && g.least < 2.0), "{:?}", first.gain);
+    // What is needed is read, or the read-ahead is the kernel's own: nothing to gain there.
+    for v in [with(1, 8192), with(1 << 30, 128)] {
+        assert_eq!(rules(&v), ["major-faults"]);
+    }
 }
 
 #[test]

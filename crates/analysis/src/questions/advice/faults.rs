@@ -1,6 +1,6 @@
 //! Pages of the model are read from storage while it computes.
 
-use super::rule::{Advice, Confidence, RuleInput, pct};
+use super::rule::{Advice, Confidence, RuleInput, gain, pct};
 use crate::questions::verdict::facts::PhaseFacts;
 use crate::recorded::calls::Phase;
 use crate::sums::attribution::pass::MAJOR_FAULTS;
@@ -30,6 +30,46 @@ pub fn rule(r: &RuleInput<'_>) -> Option<Advice> {
         confidence: if off.is_some() { Confidence::High } else { Confidence::Medium },
         evidence: evidence.join("; "),
         disproof: "with the model locked, major page faults remain".into(),
+        trade_off: None,
+    })
+}
+
+/// What the kernel reads ahead by default, KiB (include/linux/pagemap.h, VM_READAHEAD_PAGES: 128 KiB).
+const DEFAULT_KB: u64 = 128;
+/// From this many times what a call needs on, what is read ahead is worth a line.
+const AHEAD: f64 = 1.5;
+
+/// The kernel reads more than a call needs, since the disk's read-ahead is large; what it pushes out of memory is read again.
+pub fn read_ahead(r: &RuleInput<'_>) -> Option<Advice> {
+    let p = r.main()?;
+    let share = p.bar?.faults.filter(|share| *share >= SHARE)?;
+    let (reads, needed) = (p.reads.as_ref()?, p.weights.as_ref()?.bytes);
+    let (setting, kb) = reads.read_ahead.as_ref().filter(|(_, kb)| *kb > DEFAULT_KB)?;
+    let times = reads.bytes_a_call / needed.max(1.0);
+    if times < AHEAD || first_alone(r, p).is_some() {
+        return None;
+    }
+    let now = p.call_ns();
+    // At least half of the waiting for what is not needed; at most all work with it.
+    let gain = gain(p.phase, now, [now / times, now * (1.0 - share * (1.0 - 1.0 / times) / 2.0)]);
+    let mb = |bytes: f64| format!("{:.1} MB", bytes / 1e6);
+    Some(Advice {
+        rule: "read-ahead",
+        title: "lower the read-ahead of the model's disk: it reads more than a token needs".into(),
+        actions: vec![
+            format!("echo {DEFAULT_KB} | sudo tee {setting}"),
+            "(the kernel's default; until the next boot, and for all files of that disk)".into(),
+        ],
+        gain,
+        confidence: Confidence::Medium,
+        evidence: format!(
+            "a call read {} from storage and needed {} of weights; the read-ahead is {kb} KiB; threads were off-CPU in page faults \
+             and I/O {} of the time",
+            mb(reads.bytes_a_call),
+            mb(needed),
+            pct(share)
+        ),
+        disproof: "with it, a call reads as much from storage".into(),
         trade_off: None,
     })
 }

@@ -2,7 +2,7 @@
 //! and what would disprove it. A rule that lacks its evidence says nothing.
 //!
 //! Gains are promised for waste that is removed and for bytes that are not read. None is promised for more threads
-//! or for page faults: predictions of these from one recording were wrong by more than their size.
+//! or for page faults of what is needed: predictions of these from one recording were wrong by more than their size.
 
 mod attention;
 mod batches;
@@ -43,7 +43,7 @@ use common::order;
 type Rule = fn(&RuleInput<'_>) -> Option<Advice>;
 
 /// The first ones are about threads that have no CPU: nothing else can be judged before that is mended.
-const RULES: [Rule; 26] = [
+const RULES: [Rule; 27] = [
     caller::rule,
     oversubscribed::rule,
     quota::rule,
@@ -52,6 +52,7 @@ const RULES: [Rule; 26] = [
     cores::rule,
     faults::rule,
     faults::cold,
+    faults::read_ahead,
     imbalance::rule,
     fallback::rule,
     copies::rule,

@@ -10,7 +10,7 @@ use LimitKind::{
 
 /// The limits that the advice of a rule removes, the one that it is about first. Rules about prompts and requests alone
 /// remove none of decoding.
-const REMOVES: [(&str, &[LimitKind]); 22] = [
+const REMOVES: [(&str, &[LimitKind]); 23] = [
     ("changing-callers", &[Oversubscription, CpuContention, Barriers, Gaps, Computing]),
     ("oversubscribed", &[Oversubscription, CpuContention, Barriers]),
     ("cpu-quota", &[Throttling]),
@@ -19,6 +19,7 @@ const REMOVES: [(&str, &[LimitKind]); 22] = [
     ("slow-cores", &[Barriers, Computing, Compute, Memory]),
     ("major-faults", &[PageFaults]),
     ("cold-start", &[PageFaults]),
+    ("read-ahead", &[PageFaults]),
     ("experts", &[PageFaults]),
     ("imbalance", &[Barriers]),
     ("small-operators", &[Barriers, Gaps, Computing]),
