@@ -8,7 +8,8 @@ use std::path::Path;
 use std::process::Command;
 
 use analysis::{questions::agreement, questions::ground_truth};
-use common::run::{Recorder, Target, record};
+use common::cage::{Cage, forget};
+use common::run::{Recorder, Target, profinfer, record};
 use common::seen::Seen;
 use common::{driver, engine, fixture, fixture_dir, live, model, runner, skip};
 use pfi::expert_ids;
@@ -148,6 +149,63 @@ fn the_runners_own_account_says_the_same() {
             );
         }
     }
+}
+
+/// Bytes that the kernel has read from storage for a process.
+fn read_bytes(pid: u32) -> u64 {
+    let io = fs::read_to_string(format!("/proc/{pid}/io")).expect("its account");
+    let line = io.lines().find_map(|line| line.strip_prefix("read_bytes: ")).expect("bytes read");
+    line.parse().expect("a number")
+}
+
+/// An unmodified engine whose model is larger than its group's memory: what the kernel reads again and again belongs to experts.
+#[test]
+fn reads_of_a_model_that_does_not_fit_are_those_of_its_experts() {
+    const LEAST: u64 = 60 << 20;
+    let _turn = live!();
+    let lib = match engine("v0.5.0") {
+        Ok(path) => path,
+        Err(why) => skip!("{why}"),
+    };
+    let path = model("moe", "f16");
+    let cage = match Cage::new(LEAST) {
+        Ok(cage) => cage,
+        Err(why) => skip!("{why}"),
+    };
+    forget(&path, 2 * LEAST);
+    let mut command = Command::new(driver());
+    command.arg("--engine").arg(&lib).arg("--model").arg(&path);
+    command.args(["--control", "--ctx", "256", "-t", "1"]);
+    cage.holds(&mut command);
+    let mut target = Target::controlled(&mut command);
+    let pid = target.pid();
+    target.tell("", 1);
+    let recorder = Recorder::start(&["--experts", "-p", &pid.to_string()]);
+    recorder.wait_for_probes();
+    let before = read_bytes(pid);
+    target.tell("prefill 8\n", 2);
+    target.tell("run 24\n", 3);
+    let read = read_bytes(pid) - before;
+    drop(target.0.stdin.take());
+    target.said();
+    let run = recorder.finish();
+    drop(cage);
+    let seen = run.seen();
+    seen.complete();
+    let told = seen.all.causes.features.iter().find(|f| f.name == "file reads").expect("told");
+    assert_eq!(told.state, Availability::Whole, "{}", told.why);
+    let recorded: u64 = seen.all.causes.file_reads.iter().map(|r| r.bytes).sum();
+    println!("{read} bytes read by the kernel's account, {recorded} recorded: {}", told.why);
+    assert!(read > 2 * LEAST && recorded.abs_diff(read) * 50 <= read, "{recorded} of {read}");
+    let out = profinfer().args(["experts", "--json"]).arg(&run.trace).output().expect("it runs");
+    let found: Value = serde_json::from_slice(&out.stdout).expect("JSON");
+    let of =
+        |name: &str| found["reads"][name].as_u64().unwrap_or_else(|| panic!("{name}: {}", found["reads"]));
+    assert_eq!(of("all_bytes"), recorded);
+    // What the model has beside its experts is small, and is needed for every token.
+    assert!(of("all_expert_bytes") * 10 > recorded * 8, "{}", found["reads"]);
+    assert!(of("missed") > 0 && of("missed") <= of("needed"), "{}", found["reads"]);
+    assert!(of("needed_bytes") > 0 && of("needed_bytes") + of("ahead_bytes") <= of("all_expert_bytes"));
 }
 
 /// Records the fake with invalid ids; everything else is as usual.

@@ -7,8 +7,9 @@ use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
 use pfi::ExpertRows;
-use pfi::record::SourceKind;
+use pfi::record::{Availability, FileRead, SourceKind, TensorData};
 use serde_json::Value;
+use synth_trace::causes::feature;
 use synth_trace::*;
 
 const EXPERTS: u64 = 8;
@@ -18,7 +19,12 @@ const BYTES: u64 = 2 * EMBD * FF / 32 * 18;
 /// Of the first layer, experts 2 and 0; of the second, only one that is never needed.
 const PINS: &str = "layer,expert,uses\n0,2,9\n0,0,7\n1,5,1\n";
 
-/// Two requests of one prompt and six tokens. Each token of layer 0 needs one expert: 0, 1, 2, 0, 1, 2; layer 1 the same.
+/// Where the weights of layer 0 are, and bytes of one matrix of an expert.
+const DATA: u64 = 1 << 40;
+const MATRIX: u64 = BYTES / 2;
+
+/// Two requests of one prompt and six tokens. Each token of layer 0 needs one expert: 0, 1, 2, 0, 1, 2; layer 1 the same. Before
+/// each token half of a matrix of expert 1 of layer 0 and half of expert 2's are read, and a page of something else.
 fn trace(path: &Path, experts: bool) {
     let spec = Spec { layers: 2, source: SourceKind::Bpf, experts: true, structure: true, ..Spec::default() };
     let mut s = Synth::new(Vec::new(), spec);
@@ -27,7 +33,16 @@ fn trace(path: &Path, experts: bool) {
         s.call(3, |_, _| 1_000_000);
         graph += 1;
         for expert in [0, 1, 2, 0, 1, 2] {
+            let read =
+                FileRead { pid: PID, tid: TID, file: 0, t: s.now as i64, dur: 0, addr: 0, bytes: 4096 };
+            let place = s.expert_tensors(1, 0).filter(|_| experts);
             s.call(1, |_, _| 1_000_000);
+            if let Some((_, tensor)) = place {
+                s.enc.tensor_data(&TensorData { tensor, addr: DATA }).expect("written");
+                s.enc.file_read(&read).expect("written");
+                let of_two = FileRead { addr: DATA + MATRIX + MATRIX / 2, bytes: MATRIX, ..read };
+                s.enc.file_read(&of_two).expect("written");
+            }
             for layer in (0..2).filter(|_| experts) {
                 let (ids, weights) = s.expert_tensors(1, layer).expect("experts");
                 let rows = ExpertRows { graph, ids, weights, used: 1, tokens: 1, first: 0, why: "" };
@@ -36,6 +51,7 @@ fn trace(path: &Path, experts: bool) {
             graph += 1;
         }
     }
+    s.enc.feature(&feature("file reads", Availability::Whole, "made up")).expect("written");
     std::fs::write(path, s.enc.finish(&footer("target exited")).expect("ended")).expect("written");
 }
 
@@ -133,6 +149,72 @@ fn a_list_of_another_recording_is_pinned_as_it_is() {
 }
 
 #[test]
+fn reads_belong_to_the_experts_in_whose_weights_they_are() {
+    let found = json("--slots 1");
+    let reads = &found["reads"];
+    // Experts 1 and 2 of one layer were needed four times each, expert 0 of it, and all of the other layer, came for nothing.
+    assert_eq!((&reads["needed"], &reads["missed"]), (&24.into(), &8.into()), "{reads}");
+    assert_eq!(reads["hit_rate"], 1.0 - 8.0 / 24.0);
+    let half = MATRIX / 2;
+    assert_eq!(reads["needed_bytes"], 8 * half);
+    assert_eq!(reads["ahead_bytes"], 12 * MATRIX - 8 * half);
+    assert_eq!(
+        (&reads["other_bytes"], &reads["all_expert_bytes"]),
+        (&(12 * 4096).into(), &(12 * MATRIX).into())
+    );
+    assert_eq!(reads["all_bytes"], 12 * (MATRIX + 4096));
+    let layer = &reads["layers"][0];
+    let expert = |n: u64| serde_json::json!({"expert": n, "misses": 4, "bytes": 12 * half});
+    assert_eq!(layer["experts"], serde_json::json!([expert(1), expert(2)]));
+    let text = String::from_utf8(experts("--slots 1", true).stdout).expect("UTF-8");
+    assert!(text.contains("66.67 % of 24 needed experts were in memory"), "{text}");
+}
+
+#[test]
+fn a_list_is_tried_on_each_request() {
+    let found = json("--slots 1,2 --by prompt");
+    let rows = found["by_prompt"].as_array().expect("rows");
+    assert_eq!(rows.len(), 4);
+    for (row, (slots, part, own)) in rows.iter().zip([(1, 1, 4.0), (1, 2, 4.0), (2, 1, 8.0), (2, 2, 8.0)]) {
+        assert_eq!((&row["slots"], &row["part"], &row["needed"]), (&slots.into(), &part.into(), &12.into()));
+        // Both requests need the same experts: each list serves the other as well.
+        let rate = own / 12.0;
+        assert_eq!((&row["own_list"], &row["other_lists"]), (&rate.into(), &serde_json::json!([rate, rate])));
+        let at = |policy| found["policies"].as_array().and_then(|p| p.iter().position(|name| name == policy));
+        assert_eq!(row["hit_rates"][at("pin").expect("pin")], rate);
+    }
+    assert_eq!(json("--slots 1")["by_prompt"], serde_json::json!([]));
+    let text = String::from_utf8(experts("--slots 2 --by prompt", true).stdout).expect("UTF-8");
+    assert!(text.contains("Hits by request, 2 slots per layer (%)"), "{text}");
+}
+
+#[test]
+fn llama_cpp_is_told_which_layers_stay_on_the_device() {
+    let layer = EXPERTS * BYTES;
+    let of = |memory: u64| {
+        let o = experts(&format!("--memory {memory} --ot"), true);
+        String::from_utf8(o.stdout).expect("UTF-8")
+    };
+    let one = of(layer.max(1 << 20));
+    let both = of(16 << 20);
+    assert!(both.contains("# all experts fit: no option is needed") && !both.contains("-ot"), "{both}");
+    let fits = (layer.max(1 << 20) / layer).min(2);
+    assert!(one.contains(&format!("experts of {fits} of 2 layers")), "{one}");
+    let found = json(&format!("--memory {}", 16 << 20));
+    assert_eq!(found["device"]["on_device"], serde_json::json!([0, 1]));
+    assert_eq!(found["device"]["bytes"], 2 * layer);
+}
+
+#[test]
+fn the_picture_has_a_curve_for_each_policy() {
+    let svg = String::from_utf8(experts("--slots 2 --svg -", true).stdout).expect("UTF-8");
+    assert!(svg.starts_with("<svg") && svg.trim_end().ends_with("</svg>"), "{svg}");
+    for part in ["lru", "optimum", "hits (%)", "as it was", "in memory", "expert (number)"] {
+        assert!(svg.contains(part), "'{part}'");
+    }
+}
+
+#[test]
 fn the_list_for_a_cache_has_the_most_needed_first() {
     let o = experts("--csv", true);
     let text = String::from_utf8(o.stdout).expect("UTF-8");
@@ -170,4 +252,7 @@ fn what_cannot_be_replayed_is_told() {
     refused("--pins none.csv", true, 1, "none.csv");
     refused("--pins run.pfi", true, 1, "run.pfi");
     refused("--storage run.pfi --readers 0", true, 2, "--readers");
+    refused("--ot", true, 2, "--memory");
+    refused("--by layer", true, 2, "--by");
+    refused("--svg run.pfi", true, 2, "run.pfi");
 }

@@ -2,9 +2,11 @@
 
 use std::io::{self, Write};
 
+use super::expert_reads;
 use super::section::Section;
 use super::table::{Style, Table, clean, number, text};
 use super::units::{bytes, count, or_dash, pct, time};
+use analysis::questions::experts::by_prompt::ExpertPart;
 use analysis::questions::experts::{ExpertCacheRow, ExpertCaches, RankedExpert};
 
 /// Experts of a layer that are listed.
@@ -17,6 +19,10 @@ const LISTED: usize = 8;
 pub fn write(out: &mut dyn Write, found: &ExpertCaches, style: &Style) -> io::Result<()> {
     writeln!(out, "{}", style.bold(&clean(&head(found))))?;
     caches(found).write(out, style)?;
+    by_prompt(found).iter().try_for_each(|section| section.write(out, style))?;
+    if let Some(reads) = expert_reads::section(found) {
+        reads.write(out, style)?;
+    }
     ranking(found).write(out, style)
 }
 
@@ -112,6 +118,33 @@ fn notes(found: &ExpertCaches) -> Vec<String> {
     notes
 }
 
+/// A table for each number of slots.
+fn by_prompt(found: &ExpertCaches) -> Vec<Section> {
+    let part = if found.parts_of == "requests" { "request" } else { "tenth" };
+    let of = |same: &[ExpertPart]| {
+        let mut columns = vec![number(part, 0), number("needed", 1)];
+        columns.extend(found.policies.iter().map(|policy| number(policy, 2)));
+        columns.extend([number("own list", 0), number("others' lists", 0)]);
+        let mut t = Table::new(columns);
+        for r in same {
+            let mut row = vec![r.part.to_string(), r.needed.to_string()];
+            row.extend(r.hit_rates.iter().map(|rate| pct(*rate)));
+            row.push(pct(r.own_list));
+            row.push(or_dash(r.other_lists, |[least, most]| format!("{} to {}", pct(least), pct(most))));
+            t.row(row);
+        }
+        let slots = same.first().map_or(0, |r| r.slots);
+        Section {
+            title: format!("Hits by {part}, {} per layer (%)", count(slots.into(), "slot")),
+            table: Some(t),
+            notes: vec![format!(
+                "own list: the experts pinned that the {part} needed most itself; others' lists: those of each other {part}"
+            )],
+        }
+    };
+    found.by_prompt.chunk_by(|a, b| a.slots == b.slots).map(of).collect()
+}
+
 fn ranking(found: &ExpertCaches) -> Section {
     let mut t = Table::new(vec![
         text("layer"),
@@ -128,6 +161,28 @@ fn ranking(found: &ExpertCaches) -> Section {
         ]);
     }
     Section { title: "Experts by use in decode".into(), table: Some(t), notes: Vec::new() }
+}
+
+/// Writes the option of llama.cpp that leaves the experts of some layers to the CPU, and what that means as a comment.
+///
+/// # Errors
+/// `out` cannot be written.
+pub fn overrides(out: &mut dyn Write, found: &ExpertCaches) -> io::Result<()> {
+    let Some(device) = &found.device else { return Ok(()) };
+    let share =
+        device.time_share.map_or_else(String::new, |s| format!(", {} % of the experts' time", pct(s)));
+    writeln!(
+        out,
+        "# on the device: experts of {} of {} layers, {}{share}",
+        device.on_device.len(),
+        device.on_device.len() + device.on_cpu.len(),
+        bytes(device.bytes as f64)
+    )?;
+    if device.on_cpu.is_empty() {
+        return writeln!(out, "# all experts fit: no option is needed");
+    }
+    let layers: Vec<String> = device.on_cpu.iter().map(u32::to_string).collect();
+    writeln!(out, r"-ot 'blk\.({})\.ffn_.*_exps\.=CPU'", layers.join("|"))
 }
 
 /// Writes `layer,expert,uses`, the most needed experts of each layer first. Layers that are not known by number are left out.

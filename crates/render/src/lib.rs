@@ -9,6 +9,8 @@ pub mod dag;
 pub mod diff;
 pub mod energy;
 pub mod expert_caches;
+pub mod expert_chart;
+mod expert_reads;
 pub mod experts;
 pub mod html;
 pub mod json;

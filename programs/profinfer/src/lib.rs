@@ -49,6 +49,8 @@ pub mod selftest;
 pub mod serve;
 #[cfg(not(feature = "board"))]
 pub mod stat;
+
+mod storage;
 #[cfg(feature = "agent")]
 pub mod top;
 #[cfg(feature = "agent")]

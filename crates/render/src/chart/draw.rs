@@ -157,6 +157,9 @@ fn legend(body: &mut String, y: &mut f64, panel: &Panel, width: f64) {
         if !s.line.is_empty() {
             let _ = writeln!(body, "<path d=\"M{x:.1} {at:.1}h18\" {}/>", stroke(s.look));
         }
+        if !s.strokes.is_empty() {
+            let _ = writeln!(body, "<path d=\"M{x:.1} {at:.1}h18\" stroke=\"{colour}\" stroke-width=\"4\"/>");
+        }
         if !s.points.is_empty() {
             let _ =
                 writeln!(body, "<path d=\"M{:.1} {at:.1}{}\" fill=\"{colour}\"/>", x + 9.0, s.look.shape());

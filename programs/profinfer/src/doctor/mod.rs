@@ -2,6 +2,7 @@
 
 mod peaks;
 mod show;
+mod storage;
 
 use std::io::{BufWriter, IsTerminal, Write};
 use std::path::{Path, PathBuf};
@@ -38,7 +39,7 @@ With --peaks, measures instead what the machine reaches: memory bandwidth and ar
 on its own core. Run nothing else at the same time. The result is kept for recordings of the next 180 days, in
 $XDG_CACHE_HOME/profinfer/peaks.json (~/.cache without that variable), by root in /var/cache/profinfer for all users and
 the service; higher peaks that are kept there already are not replaced. GB/s and Gop/s are 10^9 per second; a multiply-add is two operations.",
-    usage: &["[OPTIONS] [BINARY]", "[OPTIONS] -p PID", "--peaks [--json]"],
+    usage: &["[OPTIONS] [BINARY]", "[OPTIONS] -p PID", "--peaks [--json]", "--storage FILE [--json]"],
     arguments: &[Argument {
         name: "BINARY",
         help: "Program or library that contains llama.cpp or GGML, or a directory of them; also checks the \
@@ -59,6 +60,7 @@ profinfer doctor $(command -v llama-server)     also check a program and the lib
 profinfer doctor libggml-cpu.so                 also check a library
 sudo profinfer doctor -p $(pidof llama-server)  also check a running process
 profinfer doctor --peaks                        measure the machine once, to compare later recordings with it
+profinfer doctor --storage model.gguf            what experts that do not fit into memory would cost
 profinfer doctor --json | jq .reason            for a program
 profinfer doctor --predict 10tok/s --ops 400    also predict the overhead for an engine of this speed
 profinfer doctor --predict 10tok/s --trace run.pfi   the same, with the probe hits of a recording",
@@ -77,6 +79,14 @@ const FLAGS: FlagGroup = FlagGroup {
              recordings then contain it, and reports compare with it",
         )
         .excludes(&["pid", "no-probe", "compare", "predict", "btf", "sysroot"]),
+        Flag::value(
+            "storage",
+            "FILE",
+            "Measure reads at random places of this file, e.g. a model's, instead: around the page cache and through it, one to \
+             16 at the same time",
+        )
+        .excludes(&["pid", "no-probe", "compare", "predict", "btf", "sysroot", "peaks"]),
+        Flag::value("read-size", "SIZE", "With --storage: bytes of each read").default("1MiB"),
         Flag::value("btf", "FILE", "BTF file of the running kernel, if the kernel does not provide BTF"),
         Flag::switch(
             "no-probe",
@@ -184,6 +194,9 @@ struct DoctorOutput<'a> {
 fn run(args: &Args) -> anyhow::Result<ExitCode> {
     if args.flag("peaks") {
         return peaks::run(args);
+    }
+    if let Some(file) = args.path("storage")? {
+        return storage::run(args, &file);
     }
     let subject = match (args.option("pid", whole(0, u32::MAX.into()))?, args.argument("BINARY")) {
         (Some(_), Some(_)) => return Err(Usage::new("-p/--pid and BINARY cannot be combined").into()),

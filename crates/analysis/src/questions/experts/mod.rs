@@ -4,12 +4,20 @@
 //! (`ggml::expert_cache`). Hit rates are those of decode; prompts go through the caches as well, as far as their experts were
 //! recorded.
 
+pub mod by_prompt;
+pub mod device;
+pub mod missed;
+pub mod raster;
 pub mod simulate;
 
 use std::collections::BTreeMap;
 
 use serde::Serialize;
 
+use self::by_prompt::ExpertPart;
+use self::device::DeviceLayers;
+use self::missed::{ExpertReads, Missed};
+use self::raster::Raster;
 use self::simulate::{Held, ReadTimes, Replay, ranked};
 use crate::recorded::calls::{Call, Phase, Timeline, requests, timeline};
 use crate::recorded::describe::op_name;
@@ -19,6 +27,7 @@ use crate::recorded::selection::{Cut, NoPart};
 use crate::sums::attribution::expert_ops::{LayerOp, LayerOps, cache_sizes, expert_matrices, expert_ops};
 use crate::sums::attribution::pass::EXPERTS;
 use crate::sums::ops::{OpTimes, op_times};
+use common::aside;
 use ggml::expert_cache::ExpertPolicy;
 use ggml::expert_pins::{PinError, PinFile};
 use pfi::Trace;
@@ -36,6 +45,10 @@ pub struct CacheOptions {
     pub memory: Option<u64>,
     /// What reading experts of a layer takes; empty if that is not known.
     pub times: ReadTimes,
+    /// Also request by request.
+    pub by_prompt: bool,
+    /// For a picture: more sizes, and the map of a layer.
+    pub picture: bool,
 }
 
 /// Why nothing can be replayed.
@@ -89,6 +102,17 @@ pub struct ExpertCaches {
     /// What reading one expert of a layer takes, two at the same time, and so on, ns; empty if not given.
     pub reads_ns: Vec<f64>,
     pub caches: Vec<ExpertCacheRow>,
+    /// The policies, in the order of the caches' rows.
+    pub policies: [&'static str; 5],
+    /// Request by request, or tenth by tenth; empty if not asked for.
+    pub by_prompt: Vec<ExpertPart>,
+    /// What was read from the disk while it ran; null if that was not recorded, or no model's file was mapped.
+    pub reads: Option<ExpertReads>,
+    /// Whose experts a device's memory holds; null without --memory, or if the weights are not described.
+    pub device: Option<DeviceLayers>,
+    /// Of the layer of which most experts were missed.
+    #[serde(skip)]
+    pub raster: Option<Raster>,
     /// The experts of each layer, most often needed in decode first.
     pub ranking: Vec<RankedLayer>,
 }
@@ -129,8 +153,12 @@ pub struct RankedExpert {
     pub uses: u64,
 }
 
+/// The policies that are replayed.
+pub const POLICIES: [&str; 5] = ["lru", "lfu", "next", "pin", "optimum"];
 /// Parts of a recording of one request.
 const TENTHS: usize = 10;
+/// Sizes of a curve.
+const CURVE: u64 = 16;
 
 /// Replays the caches of a recording.
 ///
@@ -185,12 +213,17 @@ pub fn of(
     let named = layers.iter().filter_map(|l| l.layer).max().map_or(0, |last| last as usize + 1);
     let pins = options.pins.as_ref().map(|file| file.by_layer(named, most)).transpose()?;
     let per_expert = bytes.as_deref().map(|b| b.iter().sum::<u64>() as f64);
-    let mut caches = Vec::new();
+    let (mut caches, mut by_prompt) = (Vec::new(), Vec::new());
     let mut needed = 0;
+    let first = sizes.first().copied().unwrap_or(used);
+    let sizes = if options.picture { more_sizes(&sizes, most) } else { sizes };
     for slots in sizes {
-        for (policy, held) in
-            replayed(&layers, slots as usize, &parts, (&options.times, compute_ns), pins.as_deref())
-        {
+        let times = (&options.times, compute_ns);
+        let replayed = replayed(&layers, slots as usize, &parts, times, pins.as_deref());
+        if options.by_prompt {
+            by_prompt.extend(by_prompt::parts(&layers, slots, &parts, &replayed));
+        }
+        for (policy, held) in replayed {
             let mut sum = Held::default();
             held.iter().for_each(|h| sum.merge(h));
             needed = sum.needed;
@@ -220,6 +253,7 @@ pub fn of(
             .map(|(expert, uses)| RankedExpert { expert, uses })
             .collect(),
     });
+    let missed = missed::of(loaded, &layers, pid);
     Ok(ExpertCaches {
         schema: 1,
         pid,
@@ -238,6 +272,11 @@ pub fn of(
         token_ns,
         reads_ns: options.times.ns.clone(),
         caches,
+        policies: POLICIES,
+        by_prompt,
+        device: options.memory.and_then(|memory| device::of(loaded, &times, pid, memory)),
+        raster: options.picture.then(|| raster(&layers, missed.as_ref(), first)).flatten(),
+        reads: missed.map(|(reads, _)| reads),
         ranking: ranking.collect(),
     })
 }
@@ -256,13 +295,19 @@ fn token_ns(calls: &[Call]) -> Option<f64> {
 
 /// Time in the multiplications with experts in decode, ns, of all layers and tokens.
 fn experts_ns(loaded: &Loaded<'_>, times: &OpTimes) -> u64 {
+    ops_with_experts(loaded, times).fold(0, |sum: u64, (_, ns)| sum.saturating_add(ns))
+}
+
+/// The multiplications with experts in decode, and their time, ns.
+fn ops_with_experts<'l>(loaded: &'l Loaded<'_>, times: &'l OpTimes) -> impl Iterator<Item = (u32, u64)> {
     let of_experts =
         |hit: &HitTensors| loaded.tensors.get(&hit.0).is_some_and(|t| op_name(loaded, t.op) == EXPERTS);
     let decode = times.plans.iter().filter(|((_, phase), _)| *phase != Phase::Prefill);
     decode
         .filter_map(|((plan, _), stat)| Some((loaded.plans.get(plan)?, stat)))
-        .flat_map(|(plan, stat)| plan.hits.iter().zip(&stat.positions).filter(|(hit, _)| of_experts(hit)))
-        .fold(0, |sum: u64, (_, at)| sum.saturating_add(at.total).saturating_add(at.wait))
+        .flat_map(|(plan, stat)| plan.hits.iter().zip(&stat.positions))
+        .filter(move |(hit, _)| of_experts(hit))
+        .map(|(hit, at)| (hit.0, at.total.saturating_add(at.wait)))
 }
 
 fn sizes(
@@ -281,6 +326,29 @@ fn sizes(
     }
 }
 
+/// Sizes for a curve: those wanted, and more between one slot and all experts.
+fn more_sizes(wanted: &[u32], most: usize) -> Vec<u32> {
+    let most = u32::try_from(most).unwrap_or(u32::MAX);
+    let mut all: Vec<u32> = (1..=CURVE).map(|i| (u64::from(most) * i / CURVE).max(1) as u32).collect();
+    all.extend_from_slice(wanted);
+    all.sort_unstable();
+    all.dedup();
+    all
+}
+
+/// The map of the layer of which most experts were missed, as it was; without reads, of the first layer in `slots` slots.
+fn raster(layers: &[LayerOps], missed: Option<&(ExpertReads, Missed)>, slots: u32) -> Option<Raster> {
+    let number = match missed {
+        Some((reads, _)) => reads.layers.iter().max_by_key(|l| l.missed)?.layer,
+        None => layers.iter().find_map(|l| l.layer)?,
+    };
+    let layer = layers.iter().find(|l| l.layer == Some(number))?;
+    Some(match missed {
+        Some((_, of)) => raster::as_it_was(layer, number, of),
+        None => raster::simulated(layer, number, slots),
+    })
+}
+
 /// What each policy held, by part.
 fn replayed(
     layers: &[LayerOps],
@@ -289,11 +357,31 @@ fn replayed(
     (times, compute_ns): (&ReadTimes, f64),
     pins: Option<&[Vec<u16>]>,
 ) -> Vec<(&'static str, Vec<Held>)> {
-    const POLICIES: [&str; 5] = ["lru", "lfu", "next", "pin", "optimum"];
+    let at: Vec<usize> = (0..layers.len()).collect();
+    let several = std::thread::available_parallelism().map_or(1, usize::from);
+    let of = |some: &[usize]| replayed_layers(layers, some, slots, parts, (times, compute_ns), pins);
     let mut sums = POLICIES.map(|name| (name, vec![Held::default(); parts.count]));
+    for some in aside::each(at.chunks(at.len().div_ceil(several).max(1)), of) {
+        for ((_, sum), held) in sums.iter_mut().zip(some) {
+            sum.iter_mut().zip(&held).for_each(|(sum, h)| sum.merge(h));
+        }
+    }
+    sums.into()
+}
+
+/// The same of some layers, by policy.
+fn replayed_layers(
+    layers: &[LayerOps],
+    some: &[usize],
+    slots: usize,
+    parts: &Parts,
+    (times, compute_ns): (&ReadTimes, f64),
+    pins: Option<&[Vec<u16>]>,
+) -> [Vec<Held>; 5] {
+    let mut sums = POLICIES.map(|_| vec![Held::default(); parts.count]);
     let part = |op: &LayerOp| parts.of_op(op);
-    let mut before: Option<&LayerOps> = None;
-    for layer in layers {
+    for (at, layer) in some.iter().filter_map(|at| Some((*at, layers.get(*at)?))) {
+        let before = at.checked_sub(1).and_then(|before| layers.get(before));
         let replay = Replay { layer, slots, parts: parts.count, part: &part, times, compute_ns };
         // Each half of the parts is served by what the other half needed most.
         let half = |op: &LayerOp| parts.number(op) % 2;
@@ -308,12 +396,11 @@ fn replayed(
             replay.pinned(half, &by),
             replay.optimum(),
         ];
-        for ((_, sum), held) in sums.iter_mut().zip(of_policies) {
+        for (sum, held) in sums.iter_mut().zip(of_policies) {
             sum.iter_mut().zip(&held).for_each(|(sum, h)| sum.merge(h));
         }
-        before = Some(layer);
     }
-    sums.into()
+    sums
 }
 
 fn extremes(held: &[Held]) -> Option<[f64; 2]> {

@@ -90,9 +90,20 @@ pub fn expert_ops(loaded: &Loaded<'_>, line: &Timeline) -> Vec<LayerOps> {
     layers.into_values().collect()
 }
 
-/// Bytes of each matrix of one expert, for each layer of a process. Layers whose weights are not described are missing.
-pub fn expert_matrices(loaded: &Loaded<'_>, pid: u32) -> BTreeMap<u32, Vec<u64>> {
-    let mut weights: BTreeMap<u64, (u32, u64)> = BTreeMap::new();
+/// A matrix of all experts of a layer, one after the other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ExpertWeights {
+    /// Where it is in the process.
+    pub addr: u64,
+    pub layer: u32,
+    /// Of one expert.
+    pub bytes: u64,
+    pub experts: u64,
+}
+
+/// The weights of a process's experts by address. Those that are not described are missing.
+pub fn expert_weights(loaded: &Loaded<'_>, pid: u32) -> Vec<ExpertWeights> {
+    let mut weights: BTreeMap<u64, ExpertWeights> = BTreeMap::new();
     for t in loaded.tensors.values().filter(|t| t.known && t.pid == pid && op_name(loaded, t.op) == EXPERTS) {
         let Some(w) = t.src.first().copied().flatten().and_then(|id| loaded.tensors.get(&id)) else {
             continue;
@@ -100,12 +111,17 @@ pub fn expert_matrices(loaded: &Loaded<'_>, pid: u32) -> BTreeMap<u32, Vec<u64>>
         let layer = fold(&w.name).layer.or_else(|| fold(&t.name).layer);
         let bytes = tensor_bytes(loaded, w).and_then(|all| all.checked_div(w.ne[2]));
         if let (Some(layer), Some(bytes), true) = (layer, bytes, w.known) {
-            weights.insert(w.addr, (layer, bytes));
+            weights.insert(w.addr, ExpertWeights { addr: w.addr, layer, bytes, experts: w.ne[2] });
         }
     }
+    weights.into_values().collect()
+}
+
+/// Bytes of each matrix of one expert, for each layer of a process. Layers whose weights are not described are missing.
+pub fn expert_matrices(loaded: &Loaded<'_>, pid: u32) -> BTreeMap<u32, Vec<u64>> {
     let mut layers: BTreeMap<u32, Vec<u64>> = BTreeMap::new();
-    for (layer, bytes) in weights.into_values() {
-        layers.entry(layer).or_default().push(bytes);
+    for weights in expert_weights(loaded, pid) {
+        layers.entry(weights.layer).or_default().push(weights.bytes);
     }
     layers
 }

@@ -1,5 +1,5 @@
-//! What reading experts from storage takes: reads at random places of a file, around the page cache, by several threads. Uses
-//! rustix.
+//! What reading from storage takes: reads at random places of a file, around the page cache or through it, by several threads.
+//! Uses rustix.
 
 use std::path::Path;
 
@@ -14,12 +14,14 @@ pub struct Batches<'m> {
     pub most: usize,
     /// Threads that read.
     pub readers: usize,
+    /// Through the page cache, which is told before to forget the pages, instead of around it.
+    pub cached: bool,
 }
 
 /// Measures reads of whole experts from a file that is at least twice as large as a matrix.
 ///
 /// # Errors
-/// The file cannot be read around the page cache, or is too small.
+/// The file cannot be read, around the page cache if so asked, or is too small.
 #[cfg(target_os = "linux")]
 pub fn read_times(file: &Path, batches: &Batches<'_>) -> anyhow::Result<ReadTimes> {
     measured::read_times(file, batches)
@@ -37,9 +39,10 @@ pub fn read_times(_: &Path, _: &Batches<'_>) -> anyhow::Result<ReadTimes> {
 #[cfg(target_os = "linux")]
 mod measured {
     use super::*;
-    use rustix::fs::{Mode, OFlags, open};
+    use rustix::fs::{Advice, Mode, OFlags, fadvise, open};
     use std::fs::File;
     use std::io;
+    use std::num::NonZeroU64;
     use std::os::unix::fs::FileExt;
     use std::sync::mpsc::{Receiver, Sender, channel};
     use std::time::{Duration, Instant};
@@ -55,7 +58,8 @@ mod measured {
 
     pub fn read_times(file: &Path, batches: &Batches<'_>) -> anyhow::Result<ReadTimes> {
         let shown = file.display();
-        let fd = open(file, OFlags::RDONLY | OFlags::DIRECT | OFlags::CLOEXEC, Mode::empty()).with_context(|| {
+        let around = if batches.cached { OFlags::empty() } else { OFlags::DIRECT };
+        let fd = open(file, OFlags::RDONLY | OFlags::CLOEXEC | around, Mode::empty()).with_context(|| {
             format!(
                 "cannot read {shown} around the page cache: give --read-time, or a file on the disk that has the model"
             )
@@ -90,6 +94,9 @@ mod measured {
                         .flat_map(|_| &lengths)
                         .map(|length| (places.next(*length), *length))
                         .collect();
+                    if batches.cached {
+                        jobs.iter().for_each(|(at, length)| forget(&opened, *at, *length));
+                    }
                     let before = Instant::now();
                     for (job, worker) in jobs.iter().zip(workers.iter().cycle()) {
                         worker.send(*job).context("a thread that reads has ended")?;
@@ -104,6 +111,11 @@ mod measured {
             let ns = times.into_iter().map(|times| common::order::median(times).context("no read was made"));
             Ok(ReadTimes { ns: ns.collect::<anyhow::Result<_>>()? })
         })
+    }
+
+    /// Has the kernel drop clean pages. It may keep some: those are read faster.
+    fn forget(file: &File, at: u64, length: usize) {
+        let _ = fadvise(file, at, NonZeroU64::new(length as u64), Advice::DontNeed);
     }
 
     /// Bytes of each read: whole blocks.

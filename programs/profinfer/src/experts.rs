@@ -1,22 +1,21 @@
 //! `profinfer experts`: which experts of a model to keep, and what caches of them would bring.
 
-mod storage;
-
 use std::io::{BufWriter, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Context, bail};
 
-use super::reading::{named_or_newest, open, with_bar};
+use super::reading::{named_or_newest, not_over, open, with_bar};
 use super::report::style;
+use super::storage::{self, Batches};
 use analysis::questions::experts::simulate::ReadTimes;
 use analysis::questions::experts::{CacheOptions, ExpertCaches, experts};
 use analysis::recorded::load::LoadProgress;
-use cli::args::{Args, Argument, Command, Flag, FlagGroup, Usage};
-use cli::values::{amount, parsed, time, whole};
+use cli::args::{Args, Argument, Choices, Command, Flag, FlagGroup, Usage};
+use cli::output::{FORCE, MODE, OutputRules};
+use cli::values::{amount, any_of, parsed, time, whole};
 use ggml::expert_pins::PinFile;
-use storage::Batches;
 
 pub const COMMAND: Command = Command {
     name: "experts",
@@ -33,7 +32,8 @@ several sizes, each expert of a layer in a slot of its own:
 
 A hit is an expert that is in a slot when its layer begins. The rates are those of decode; prompts go through the caches as well.
 With what reading an expert takes, tokens per second are predicted from the time of a token as recorded: record with enough
-memory.",
+memory. Of a run whose model did not fit, the experts that were read from the disk meanwhile are listed: its file must be mapped,
+and recorded by root.",
     usage: &["[FILE] [OPTIONS]"],
     arguments: &[Argument {
         name: "FILE",
@@ -48,6 +48,9 @@ profinfer experts run.pfi                                 hit rates for four siz
 profinfer experts run.pfi --memory 6GiB --storage model.gguf   tok/s with 6 GiB of experts, on this disk
 profinfer experts run.pfi --slots 8,16,32 --read-time 1.8ms
 profinfer experts run.pfi --slots 8 --pins other.csv      does the list of another recording serve this one?
+profinfer experts run.pfi --slots 8 --by prompt           does a list of some requests serve the others?
+profinfer experts run.pfi --svg experts.svg               hit rates over slots, and hits and misses over tokens
+profinfer experts run.pfi --memory 6GiB --ot              which layers' experts llama.cpp should leave on a device of 6 GiB
 profinfer experts run.pfi --csv > pin.csv                 experts by use, for 'ggml-runner run --expert-policy pin:pin.csv'
 profinfer experts run.pfi --json | jq '.caches[] | select(.policy == \"lru\")'",
     run,
@@ -55,6 +58,9 @@ profinfer experts run.pfi --json | jq '.caches[] | select(.policy == \"lru\")'",
 
 /// Experts read at the same time whose times are measured; more take as much in proportion.
 const MOST_TOGETHER: u32 = 16;
+
+/// What else is listed.
+const BY: &[(&str, &str)] = &[("prompt", "each request, and which list of pinned experts serves it")];
 
 const FLAGS: FlagGroup = FlagGroup {
     title: "Options",
@@ -75,6 +81,10 @@ const FLAGS: FlagGroup = FlagGroup {
         )
         .excludes(&["read-time"]),
         Flag::value("readers", "N", "Threads that read then, as many as the engine has").default("4"),
+        Flag::value("by", "WHAT", "List further rows").choices(Choices::from_fn(|i| BY.get(i).copied())),
+        Flag::value("svg", "OUT", "Write a picture to this file; '-' is standard output").excludes(&["json", "csv"]),
+        FORCE,
+        MODE,
         Flag::value(
             "pid",
             "PID[:N]",
@@ -83,8 +93,20 @@ const FLAGS: FlagGroup = FlagGroup {
         Flag::switch("json", "Print JSON: nanoseconds, bytes, ratios (1 = 100 %)"),
         Flag::switch("csv", "Print the experts of each layer by use as comma-separated values")
             .excludes(&["json"]),
+        Flag::switch(
+            "ot",
+            "Print the option of llama.cpp that leaves on the device the experts of as many layers as --memory holds, and the \
+             others to the CPU",
+        )
+        .needs(&["memory"])
+        .excludes(&["json", "csv", "svg"]),
     ],
 };
+
+fn by(what: &str) -> Result<(), String> {
+    let known = BY.iter().any(|(name, _)| *name == what);
+    if known { Ok(()) } else { Err(format!("expected {}", any_of(BY.iter().map(|(name, _)| *name)))) }
+}
 
 fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let file = named_or_newest(args.argument("FILE"))?;
@@ -93,6 +115,8 @@ fn run(args: &Args) -> anyhow::Result<ExitCode> {
         slots: args.list("slots", whole(1, 1024))?,
         memory: args.option("memory", amount(1 << 20))?,
         pins: args.path("pins")?.map(|path| PinFile::read(&path)).transpose()?,
+        by_prompt: args.option("by", by)?.is_some(),
+        picture: args.flag("svg"),
         times: ReadTimes {
             ns: args.option("read-time", time)?.map(|t| t.as_nanos() as f64).into_iter().collect(),
         },
@@ -100,6 +124,11 @@ fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let storage: Option<PathBuf> = args.path("storage")?;
     if storage.as_ref().is_some_and(|s| s.as_os_str() == "-") {
         return Err(Usage::new("--storage: give a file, not standard input").into());
+    }
+    let picture = args.path("svg")?.map(|out| anyhow::Ok((out, OutputRules::read(args)?))).transpose()?;
+    if let Some((out, rules)) = &picture {
+        not_over(out, &file)?;
+        rules.check(out)?;
     }
     let shown = file.to_string_lossy();
     let trace = open(&file, "read")?;
@@ -117,9 +146,14 @@ fn run(args: &Args) -> anyhow::Result<ExitCode> {
             matrices: &found.expert_matrices,
             most: found.used.min(MOST_TOGETHER) as usize,
             readers: args.needed("readers", whole(1, 256))?,
+            cached: false,
         };
         options.times = storage::read_times(&storage, &batches)?;
         found = read(&options)?;
+    }
+    if let Some((out, rules)) = picture {
+        let chart = render::expert_chart::chart(&found);
+        return super::dag::write(&out, rules, |out| render::chart::file(out, &chart));
     }
     write(args, &found)?;
     Ok(ExitCode::SUCCESS)
@@ -129,6 +163,8 @@ fn write(args: &Args, found: &ExpertCaches) -> anyhow::Result<()> {
     let mut out = BufWriter::new(std::io::stdout().lock());
     if args.flag("json") {
         render::json::write(&mut out, found)?;
+    } else if args.flag("ot") {
+        render::expert_caches::overrides(&mut out, found)?;
     } else if args.flag("csv") {
         render::expert_caches::csv(&mut out, found)?;
     } else {
