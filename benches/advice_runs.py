@@ -127,6 +127,8 @@ class Run:
     env: dict = dataclasses.field(default_factory=dict)
     client: tuple = ()
     inside: tuple = ()
+    # KiB, of the disk with the file `cold`.
+    read_ahead: int = 128
 
     def but(self, **changes):
         return dataclasses.replace(self, **changes)
@@ -146,6 +148,7 @@ class Run:
                 held.callback(end, subprocess.Popen(one.command(enter), start_new_session=True,
                                                     stdout=subprocess.DEVNULL))
             if self.cold:
+                held.enter_context(read_ahead(self.cold, self.read_ahead))
                 drop(self.cold)
             client = None
             if self.client:
@@ -171,6 +174,21 @@ def end(process):
 def changed(args, flag, value):
     at = args.index(flag) + 1
     return [*args[:at], str(value), *args[at + 1:]]
+
+
+@contextlib.contextmanager
+def read_ahead(path, kib):
+    """Sets the read-ahead of a file's disk, until the end."""
+    device = os.stat(path).st_dev
+    setting = f"/sys/class/bdi/{os.major(device)}:{os.minor(device)}/read_ahead_kb"
+    with open(setting, "r+") as f:
+        before = f.read()
+        f.write(str(kib))
+    try:
+        yield
+    finally:
+        with open(setting, "w") as f:
+            f.write(before)
 
 
 def drop(path):
@@ -214,6 +232,8 @@ def followed(advice, run):
         return run.but(limits={**run.limits, "cpu": SHARES})
     if action.startswith("raise the memory limit"):
         return run.but(limits={k: v for k, v in run.limits.items() if k != "memory"}, cold=None)
+    if lower := re.fullmatch(r"echo (\d+) \| sudo tee \S+/read_ahead_kb", action):
+        return run.but(read_ahead=int(lower[1]))
     if action.startswith("record --level graph"):
         return run.but(flags=("--level", "graph"))
     if action.startswith("-fa on") and "--flash" in run.args:
