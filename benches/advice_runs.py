@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 
-from common import BenchError, binary, driver, engine, model
+from common import BenchError, binary, driver, engine, model, read_ahead
 
 # Its own session has a scheduling group of its own (sched(7), autogroup); nice values do nothing between such groups.
 TOP = "echo -20 > /proc/self/autogroup 2>/dev/null; "
@@ -174,21 +174,6 @@ def end(process):
 def changed(args, flag, value):
     at = args.index(flag) + 1
     return [*args[:at], str(value), *args[at + 1:]]
-
-
-@contextlib.contextmanager
-def read_ahead(path, kib):
-    """Sets the read-ahead of a file's disk, until the end."""
-    device = os.stat(path).st_dev
-    setting = f"/sys/class/bdi/{os.major(device)}:{os.minor(device)}/read_ahead_kb"
-    with open(setting, "r+") as f:
-        before = f.read()
-        f.write(str(kib))
-    try:
-        yield
-    finally:
-        with open(setting, "w") as f:
-            f.write(before)
 
 
 def drop(path):

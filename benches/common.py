@@ -6,6 +6,7 @@ be set directly instead: PROFINFER (the binary), PROFINFER_DRIVER, PROFINFER_ENG
 """
 
 import argparse
+import contextlib
 import json
 import os
 import platform
@@ -299,6 +300,21 @@ class Bench:
     def end(self):
         print(f"machine during the bench: {self.noise.line()}")
         return 1 if self.wrong or self.missed and self.args.strict else 0
+
+
+@contextlib.contextmanager
+def read_ahead(path, kib):
+    """Sets the read-ahead of a file's disk, until the end."""
+    device = os.stat(path).st_dev
+    setting = f"/sys/class/bdi/{os.major(device)}:{os.minor(device)}/read_ahead_kb"
+    with open(setting, "r+") as f:
+        before = f.read()
+        f.write(str(kib))
+    try:
+        yield
+    finally:
+        with open(setting, "w") as f:
+            f.write(before)
 
 
 def main(run):

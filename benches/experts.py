@@ -3,7 +3,8 @@
 For generated models whose experts do not fit into the memory of a control group: recorded once without a limit, and run by
 `ggml-runner run --expert-slots` within it, with each policy and three numbers of slots. Compared are the share of decode's
 experts that were in a slot, and tokens/s; predicted with the reads of this disk (--storage). The expert list of `pin` is
-that of a recording of another prompt. The plain run has the model mapped, in a group that may hold as much as the one with slots did.
+that of a recording of another prompt. The plain run has the model mapped, in a group that may hold as much as the one with slots did,
+and a disk that reads --read-ahead KiB ahead.
 
 Runs of one number of slots follow each other, in --rounds rounds; tokens/s are medians. One thread computes, so that there
 is a CPU for the readers.
@@ -14,7 +15,7 @@ import os
 import statistics
 import subprocess
 
-from common import CACHE, Bench, BenchError, Scratch, binary, main, sh
+from common import CACHE, Bench, BenchError, Scratch, binary, main, read_ahead, sh
 
 # Experts, used, width of each, routing.
 MODELS = [(8, 2, 4096, "even"), (32, 4, 512, "topics"), (60, 4, 256, "skewed"), (128, 8, 256, "even")]
@@ -107,9 +108,15 @@ def predictions(path, scratch, slots):
     return rows, pins, found
 
 
-def of_model(scratch, shape, rounds):
-    experts, used, width, routing = shape
+def of_model(scratch, shape, args):
     path = model(*shape)
+    # What a disk reads ahead for a mapping that jumps would be the whole difference.
+    with read_ahead(path, args.read_ahead):
+        yield from of_file(scratch, path, shape, args.rounds)
+
+
+def of_file(scratch, path, shape, rounds):
+    experts, used, width, routing = shape
     slots = sorted({max(used, experts // 8), max(used + 1, experts // 4), experts // 2})
     rows, pins, found = predictions(path, scratch, slots)
     reads = ", ".join(f"{ns / 1e3:.0f}" for ns in found["reads_ns"])
@@ -142,11 +149,13 @@ def judged(slots, limit, policy, row, rate, speed, plain):
 def run():
     bench = Bench("experts", __doc__)
     bench.parser.add_argument("--rounds", type=int, default=3, metavar="N", help="runs of each kind (3; --quick: 1)")
+    bench.parser.add_argument("--read-ahead", type=int, default=128, metavar="KIB", help="read-ahead of the models' disk (128, the kernel's default)")
     args = bench.begin()
+    args.rounds = 1 if args.quick else args.rounds
     found = []
     with Scratch() as scratch:
         for shape in MODELS:
-            found += of_model(scratch, shape, 1 if args.quick else args.rounds)
+            found += of_model(scratch, shape, args)
     worst = max(error for _, error, _, _ in found)
     bench.judge(worst <= 0.01, f"hit rates: at most {worst:.2%} off, target <= 1 %")
     for policy in POLICIES:
