@@ -22,6 +22,10 @@ pub fn rule(r: &RuleInput<'_>) -> Option<Advice> {
         .into_iter()
         .collect();
     evidence.extend(many.map(|n| format!("{n:.1} major page faults a call")));
+    evidence.extend(p.reads.as_ref().map(|reads| {
+        let (bytes, again) = (reads.bytes_a_call / 1e6, pct(reads.again));
+        format!("a call read {bytes:.1} MB from storage, {again} of it had been read before")
+    }));
     Some(Advice {
         rule: "major-faults",
         title: "keep the model in memory: its pages are read from storage while it computes".into(),

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use super::bar::{BarInput, TimeBar};
 use super::machine::{ClockFacts, CpuFacts};
+use super::storage::StorageReads;
 use crate::questions::report::data::{PhaseReport, Report};
 use crate::recorded::calls::{Phase, Timeline};
 use crate::recorded::describe::{is_cache, op_name, source, tensor_bytes, weight};
@@ -18,7 +19,7 @@ use crate::sums::ops::OpTimes;
 use crate::sums::tables::{OpRow, Reasons, ThreadRow, op_rows, thread_rows};
 use ggml::backend_guid;
 use ggml::names::fold;
-use pfi::record::{FileRead, Tensor};
+use pfi::record::Tensor;
 
 /// Everything known about a run.
 pub struct VerdictFacts<'r> {
@@ -79,14 +80,6 @@ pub struct WeightReads {
     pub int8: f64,
     /// Thread 0's time in them per call, ns.
     pub ns: f64,
-}
-
-/// Bytes of mapped files that came from storage.
-#[derive(Debug, Clone, PartialEq)]
-pub struct StorageReads {
-    pub bytes_a_call: f64,
-    /// Where the read-ahead of the file that was read most is set, and the value, KiB.
-    pub read_ahead: Option<(String, u64)>,
 }
 
 /// Inputs of [`VerdictFacts::new`].
@@ -192,30 +185,7 @@ fn phase(input: &FactInput<'_, '_>, p: &PhaseReport) -> Option<PhaseFacts> {
         }),
         replay_ns: why.filter(|w| w.scheduler).and_then(|w| replay(input, w, p.phase)),
         crowded: why.filter(|w| w.scheduler).and_then(|w| crowded(input, w, p.phase)),
-        reads: storage_reads(input, p.phase),
-    })
-}
-
-/// What was read during a phase's calls.
-fn storage_reads(input: &FactInput<'_, '_>, phase: Phase) -> Option<StorageReads> {
-    let causes = &input.loaded.causes;
-    let calls: Vec<(u32, i64, i64)> =
-        (input.line.calls.iter()).filter(|c| c.phase == phase).map(|c| (c.pid, c.start, c.end())).collect();
-    let within = |r: &&FileRead| {
-        let before = calls.partition_point(|(_, start, _)| *start <= r.t);
-        let call = before.checked_sub(1).and_then(|at| calls.get(at));
-        call.is_some_and(|(pid, _, end)| *pid == r.pid && r.t <= *end)
-    };
-    let mut by_file: BTreeMap<u32, u64> = BTreeMap::new();
-    for r in causes.file_reads.iter().filter(within) {
-        let sum = by_file.entry(r.file).or_default();
-        *sum = sum.saturating_add(r.bytes);
-    }
-    let (most, _) = by_file.iter().max_by_key(|(_, bytes)| **bytes)?;
-    let file = causes.read_files.iter().find(|f| f.id == *most);
-    Some(StorageReads {
-        bytes_a_call: by_file.values().map(|b| *b as f64).sum::<f64>() / calls.len().max(1) as f64,
-        read_ahead: file.and_then(|f| Some((f.setting.to_owned(), f.read_ahead_kb?))),
+        reads: StorageReads::of(loaded, line, p.phase),
     })
 }
 

@@ -7,6 +7,7 @@ pub mod data;
 pub mod facts;
 pub mod limit;
 pub mod machine;
+pub mod storage;
 
 pub use self::data::{PhaseVerdict, RunVerdict};
 use crate::questions::advice::{
