@@ -15,6 +15,9 @@ const EVENT: (&str, &str) = ("filemap", "mm_filemap_add_to_page_cache");
 /// Bytes of each CPU's ring: some 15,000 events, between two turns of the recorder's loop, 50 ms apart.
 const RING_BYTES: u32 = 1 << 20;
 
+/// Files of one filter: the kernel takes 4096 letters, and each is at most 55.
+const FILTERED: usize = 64;
+
 /// Why reads are not recorded.
 #[derive(Debug, thiserror::Error)]
 pub enum NoFileReads {
@@ -105,13 +108,18 @@ impl CacheWatch {
         Ok(CacheWatch { id, fields, rings, events, next, lost: 0, malformed: 0 })
     }
 
-    /// Watches a file, from now on.
+    /// Watches these files, from now on.
     ///
     /// # Errors
     /// The kernel refuses.
-    pub fn add(&mut self, (device, inode): CachedFile) -> Result<(), NoFileReads> {
+    pub fn add(&mut self, files: &[CachedFile]) -> Result<(), NoFileReads> {
         event::allow_files();
-        let only = format!("s_dev == {device} && i_ino == {inode}");
+        files.chunks(FILTERED).try_for_each(|some| self.add_some(some))
+    }
+
+    fn add_some(&mut self, files: &[CachedFile]) -> Result<(), NoFileReads> {
+        let one = |(device, inode): &CachedFile| format!("(s_dev == {device} && i_ino == {inode})");
+        let only = files.iter().map(one).collect::<Vec<_>>().join(" || ");
         let mut opened = Vec::new();
         for cpu in event::online() {
             let event = event::tracepoint(self.id, cpu, false, false).map_err(NoFileReads::Refused)?;

@@ -1,8 +1,8 @@
-//! Which bytes of its mapped files the kernel reads for a target (`--experts`): models that do not fit into memory are read again
-//! and again.
+//! Which bytes of its mapped files the kernel reads for a target: models that do not fit into memory are read again and again.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::io::Write;
+use std::time::Instant;
 
 use crate::capture::file_reads::{AddedPages, CacheWatch, CachedFile, NoFileReads, kernel_device};
 use crate::capture::structure::{TargetTensor, TensorTable};
@@ -15,14 +15,15 @@ use pfi::{Encoder, WriteError};
 pub const NAME: &str = "file reads";
 /// Files mapped in smaller pieces have no weights to speak of.
 const SMALLEST: u64 = 1 << 20;
-/// Files that are watched at a time.
-const FILES: usize = 16;
-/// Processes whose mappings are known at a time.
+/// Files that are watched at a time: large models have some fifty parts.
+const FILES: usize = 1024;
+/// Reading a list of mappings may take this part of the time.
+const LOOKING: u32 = 200;
+/// Processes whose mappings are known at a time, and mappings of a process.
 const PROCESSES: usize = 1024;
+const MAPPINGS: usize = 4096;
 /// Pages that follow each other within this time, ns, are one read.
 const TOGETHER: u64 = 1_000_000;
-/// Reads that may be under way: the oldest are written first.
-const OPEN: usize = 256;
 
 /// A file that is watched.
 struct WatchedFile {
@@ -49,13 +50,8 @@ impl WatchedFile {
     }
 }
 
-/// A read that may go on.
-struct OpenRead {
-    file: CachedFile,
-    /// The next byte in the file.
-    next: u64,
-    read: FileRead,
-}
+/// By thread and file, the read that may go on, and the next byte in the file.
+type OpenReads = HashMap<(u32, u32), (u64, FileRead)>;
 
 /// Reads of the targets' mapped files.
 #[derive(Default)]
@@ -66,7 +62,9 @@ pub struct FileReads {
     /// Files that there was no room for.
     too_many: bool,
     mapped: HashMap<u32, Vec<Mapping>>,
-    open: Vec<OpenRead>,
+    /// When each process is looked at again.
+    due: HashMap<u32, Instant>,
+    open: OpenReads,
     /// Version of the tensors that were looked at.
     tensors: u64,
     /// Process and data of the weights that are in this trace.
@@ -80,34 +78,49 @@ pub struct FileReads {
 impl FileReads {
     /// Watches what a process has mapped now.
     pub fn look(&mut self, pid: u32) {
-        let Ok(maps) = maps::read(pid) else { return };
+        let begin = Instant::now();
+        if self.due.get(&pid).is_some_and(|due| begin < *due) {
+            return;
+        }
+        if let Ok(maps) = maps::read(pid) {
+            self.know(pid, &maps);
+        }
+        self.due.insert(pid, Instant::now() + begin.elapsed() * LOOKING);
+    }
+
+    fn know(&mut self, pid: u32, maps: &[Mapping]) {
         let code: BTreeSet<CachedFile> = maps.iter().filter(|m| m.executable).map(file_of).collect();
         let large = |m: &Mapping| m.is_file() && m.end - m.start >= SMALLEST && !code.contains(&file_of(m));
-        let mapped: Vec<Mapping> = maps.iter().filter(|m| large(m)).cloned().collect();
+        let mapped: Vec<Mapping> = maps.iter().filter(|m| large(m)).take(MAPPINGS).cloned().collect();
+        let mut new: Vec<WatchedFile> = Vec::new();
         for m in &mapped {
-            let file = file_of(m);
-            if self.files.iter().any(|known| known.file == file) {
-                continue;
+            if !self.files.iter().chain(&new).any(|of| of.file == file_of(m)) {
+                new.push(WatchedFile::of(m));
             }
-            if self.files.len() == FILES {
-                self.too_many = true;
-                break;
-            }
+        }
+        self.too_many |= self.files.len() + new.len() > FILES;
+        new.truncate(FILES.saturating_sub(self.files.len()));
+        if !new.is_empty() {
+            let files: Vec<CachedFile> = new.iter().map(|of| of.file).collect();
             let watch = self.watch.get_or_insert_with(CacheWatch::new);
             if let Ok(on) = watch
-                && let Err(why) = on.add(file)
+                && let Err(why) = on.add(&files)
             {
                 *watch = Err(why);
             }
-            self.files.push(WatchedFile::of(m));
+            self.files.append(&mut new);
         }
         // Events of a process may arrive after its end: none is forgotten with it.
         if self.mapped.len() >= PROCESSES {
             self.mapped.clear();
+            self.due.clear();
         }
         // Parts that are no longer mapped stay known, for the same reason.
         let known = self.mapped.entry(pid).or_default();
         known.retain(|m| !mapped.iter().any(|new| new.start < m.end && m.start < new.end));
+        if known.len() >= MAPPINGS {
+            known.clear();
+        }
         known.extend(mapped);
         self.tensors = 0;
     }
@@ -117,38 +130,33 @@ impl FileReads {
     /// # Errors
     /// The trace cannot be written.
     pub fn pass<W: Write>(&mut self, drain: &mut Drain<W>, end: bool) -> Result<(), WriteError> {
-        self.place(&mut drain.tensors, &mut drain.enc)?;
-        self.write(&mut drain.enc, end)
+        self.write(&mut drain.enc, end)?;
+        // Without reads nobody asks where weights are.
+        if self.bytes > 0 { self.place(&mut drain.tensors, &mut drain.enc) } else { Ok(()) }
     }
 
     fn write<W: Write>(&mut self, enc: &mut Encoder<W>, end: bool) -> Result<(), WriteError> {
-        let mut taken = Vec::new();
+        let mut done = Vec::new();
         if let Some(Ok(watch)) = &mut self.watch {
             if end {
                 watch.stop();
             }
-            watch.take(&mut |added| taken.push(added));
+            let (mapped, files, open) = (&self.mapped, &self.files, &mut self.open);
+            let (bytes, elsewhere) = (&mut self.bytes, &mut self.elsewhere);
+            let mut last = 0;
+            watch.take(&mut |added| {
+                last = added.t;
+                let Some((file, addr)) = place_of(mapped, files, &added) else { return };
+                *bytes += added.bytes;
+                *elsewhere += if addr == 0 { added.bytes } else { 0 };
+                done.extend(goes_on(open, &added, file, addr));
+            });
             self.lost += std::mem::take(&mut watch.lost) + std::mem::take(&mut watch.malformed);
+            // What may still go on is kept for the next turn.
+            let over =
+                |(_, read): &(u64, FileRead)| end || last == 0 || read.t as u64 + read.dur + TOGETHER < last;
+            done.extend(self.open.extract_if(|_, open| over(open)).map(|(_, (_, read))| read));
         }
-        let last = taken.last().map(|added| added.t);
-        for added in taken {
-            self.add(added);
-        }
-        // What may still go on is kept for the next turn, but no longer than that.
-        let over = |open: &OpenRead| {
-            end || last.is_none_or(|last| open.read.t as u64 + open.read.dur + TOGETHER < last)
-        };
-        let spare = self.open.len().saturating_sub(OPEN);
-        let mut at = 0;
-        let mut done = Vec::new();
-        self.open.retain(|open| {
-            at += 1;
-            let ended = at <= spare || over(open);
-            if ended {
-                done.push(open.read);
-            }
-            !ended
-        });
         if !done.is_empty() {
             for (id, of) in (0..).zip(&mut self.files).filter(|(_, of)| !of.written) {
                 let (setting, kb) =
@@ -181,45 +189,6 @@ impl FileReads {
             enc.tensor_data(&TensorData { tensor, addr })?;
         }
         Ok(())
-    }
-
-    fn add(&mut self, added: AddedPages) {
-        let Some(mapped) = self.mapped.get(&added.tgid) else { return };
-        let Some(id) = self.files.iter().position(|of| of.file == added.file) else { return };
-        let place = |m: &&Mapping| {
-            file_of(m) == added.file && (m.offset..m.offset + (m.end - m.start)).contains(&added.offset)
-        };
-        let addr = mapped.iter().find(place).map_or(0, |m| m.start + (added.offset - m.offset));
-        self.bytes += added.bytes;
-        if addr == 0 {
-            self.elsewhere += added.bytes;
-        }
-        let goes_on = |open: &&mut OpenRead| {
-            let r = &open.read;
-            (r.pid, r.tid, open.file, open.next) == (added.tgid, added.tid, added.file, added.offset)
-                && (r.addr == 0) == (addr == 0)
-                && added.t.saturating_sub(r.t as u64 + r.dur) <= TOGETHER
-        };
-        match self.open.iter_mut().find(goes_on) {
-            Some(open) => {
-                open.next += added.bytes;
-                open.read.bytes += added.bytes;
-                open.read.dur = added.t.saturating_sub(open.read.t as u64);
-            }
-            None => self.open.push(OpenRead {
-                file: added.file,
-                next: added.offset.saturating_add(added.bytes),
-                read: FileRead {
-                    pid: added.tgid,
-                    tid: added.tid,
-                    file: id as u32,
-                    t: added.t as i64,
-                    dur: 0,
-                    addr,
-                    bytes: added.bytes,
-                },
-            }),
-        }
     }
 
     /// Writes whether reads are in the trace that ends here; if they were not asked for, only if there are any.
@@ -257,6 +226,93 @@ impl FileReads {
     }
 }
 
+/// The file's id, and where the process has these pages mapped; 0: nowhere. None: not a target's.
+fn place_of(
+    mapped: &HashMap<u32, Vec<Mapping>>,
+    files: &[WatchedFile],
+    added: &AddedPages,
+) -> Option<(u32, u64)> {
+    let mapped = mapped.get(&added.tgid)?;
+    let file = files.iter().position(|of| of.file == added.file)?;
+    let holds = |m: &&Mapping| {
+        file_of(m) == added.file
+            && added.offset.checked_sub(m.offset).is_some_and(|into| into < m.end.saturating_sub(m.start))
+    };
+    let addr = mapped.iter().find(holds).map_or(0, |m| m.start + (added.offset - m.offset));
+    Some((u32::try_from(file).ok()?, addr))
+}
+
+/// Adds pages to the read of their thread and file that they continue. Otherwise that one has ended, and a new one begins.
+fn goes_on(open: &mut OpenReads, added: &AddedPages, file: u32, addr: u64) -> Option<FileRead> {
+    let &AddedPages { tgid, tid, t, offset, bytes, .. } = added;
+    let (next, read) =
+        (offset.saturating_add(bytes), FileRead { pid: tgid, tid, file, t: t as i64, dur: 0, addr, bytes });
+    let at = open.entry((tid, file));
+    let std::collections::hash_map::Entry::Occupied(mut before) = at else {
+        at.insert_entry((next, read));
+        return None;
+    };
+    let (expected, known) = before.get_mut();
+    let follows = *expected == offset && known.pid == tgid && (known.addr == 0) == (addr == 0);
+    if follows && t.saturating_sub(known.t as u64 + known.dur) <= TOGETHER {
+        *expected = next;
+        known.bytes += bytes;
+        known.dur = t.saturating_sub(known.t as u64);
+        return None;
+    }
+    Some(before.insert((next, read)).1)
+}
+
 fn file_of(m: &Mapping) -> CachedFile {
     (kernel_device(m.major, m.minor), m.inode)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pages(tid: u32, t: u64, offset: u64, bytes: u64) -> AddedPages {
+        AddedPages { tgid: 1, tid, t, file: (7, 9), offset, bytes }
+    }
+
+    #[test]
+    fn pages_that_follow_each_other_are_one_read() {
+        let mut open = OpenReads::new();
+        let mut take = |added: AddedPages| goes_on(&mut open, &added, 0, 0x1000_0000 + added.offset);
+        assert_eq!(take(pages(1, 100, 0, 8192)), None);
+        // Another thread's do not end it.
+        assert_eq!(take(pages(2, 150, 65536, 4096)), None);
+        assert_eq!(take(pages(1, 200, 8192, 4096)), None);
+        let whole = FileRead { pid: 1, tid: 1, file: 0, t: 100, dur: 100, addr: 0x1000_0000, bytes: 12288 };
+        assert_eq!(take(pages(1, 300, 40960, 4096)), Some(whole));
+        // The next ones, but much later.
+        let short = FileRead { t: 300, dur: 0, addr: 0x1000_0000 + 40960, bytes: 4096, ..whole };
+        assert_eq!(take(pages(1, 400 + TOGETHER, 45056, 4096)), Some(short));
+    }
+
+    #[test]
+    fn a_place_is_that_of_the_mapping_that_holds_it() {
+        let map = |start: u64, end: u64, offset: u64| Mapping {
+            start,
+            end,
+            offset,
+            executable: false,
+            major: 0,
+            minor: 7,
+            inode: 9,
+            path: "/m.gguf".into(),
+            deleted: false,
+        };
+        let mapped = HashMap::from([(1, vec![map(0x10000, 0x20000, 0), map(0x80000, 0x90000, 0x40000)])]);
+        let files = [WatchedFile::of(&mapped[&1][0])];
+        let of = |offset| place_of(&mapped, &files, &pages(1, 0, offset, 4096));
+        assert_eq!(
+            [0, 0xf000, 0x40000, 0x4f000].map(of),
+            [0x10000, 0x1f000, 0x80000, 0x8f000].map(|at| Some((0, at)))
+        );
+        assert_eq!([0x10000, 0x50000, u64::MAX].map(of), [Some((0, 0)); 3]);
+        let other = AddedPages { tgid: 2, ..pages(1, 0, 0, 4096) };
+        assert_eq!(place_of(&mapped, &files, &other), None);
+        assert_eq!(place_of(&mapped, &files, &AddedPages { file: (7, 8), ..pages(1, 0, 0, 4096) }), None);
+    }
 }

@@ -196,7 +196,8 @@ fn reads_of_a_model_that_does_not_fit_are_those_of_its_experts() {
     assert_eq!(told.state, Availability::Whole, "{}", told.why);
     let recorded: u64 = seen.all.causes.file_reads.iter().map(|r| r.bytes).sum();
     println!("{read} bytes read by the kernel's account, {recorded} recorded: {}", told.why);
-    assert!(read > 2 * LEAST && recorded.abs_diff(read) * 50 <= read, "{recorded} of {read}");
+    // The rest is code of the engine, which had to make room as well.
+    assert!(read > 2 * LEAST && recorded <= read && (read - recorded) * 25 <= read, "{recorded} of {read}");
     let out = profinfer().args(["experts", "--json"]).arg(&run.trace).output().expect("it runs");
     let found: Value = serde_json::from_slice(&out.stdout).expect("JSON");
     let of =
