@@ -4,7 +4,6 @@
 use std::path::Path;
 
 use analysis::questions::experts::simulate::ReadTimes;
-use anyhow::Context;
 
 /// What to read at the same time.
 pub struct Batches<'m> {
@@ -38,12 +37,15 @@ pub fn read_times(_: &Path, _: &Batches<'_>) -> anyhow::Result<ReadTimes> {
 
 #[cfg(target_os = "linux")]
 mod measured {
-    use super::*;
+    use crate::storage::Batches;
+    use analysis::questions::experts::simulate::ReadTimes;
+    use anyhow::Context;
     use rustix::fs::{Advice, Mode, OFlags, fadvise, open};
     use std::fs::File;
     use std::io;
     use std::num::NonZeroU64;
     use std::os::unix::fs::FileExt;
+    use std::path::Path;
     use std::sync::mpsc::{Receiver, Sender, channel};
     use std::time::{Duration, Instant};
 

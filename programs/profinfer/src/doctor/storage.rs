@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use serde::Serialize;
 
-use crate::storage::{Batches, read_times};
+use super::super::storage::{Batches, read_times};
 use cli::args::{Args, Usage};
 use cli::values::amount;
 use render::table::{Table, number};
