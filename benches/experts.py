@@ -1,6 +1,6 @@
 """Are the caches of experts that `profinfer experts` predicts those that an engine then has?
 
-For generated models whose experts do not fit into the memory of a control group: recorded once without a limit, and run by
+For generated models whose experts do not fit into the memory of a control group: recorded once without a limit and with a slot for each expert, and run by
 `ggml-runner run --expert-slots` within it, with each policy and three numbers of slots. Compared are the share of decode's
 experts that were in a slot, and tokens/s; predicted with the reads of this disk (--storage). The expert list of `pin` is
 that of a recording of another prompt. The plain run has the model mapped, in a group that may hold as much as the one with slots did,
@@ -93,7 +93,9 @@ def limited(limit, args):
 def recorded(path, trace, *more):
     # Probes of the kernel would make a token of a small model a tenth longer.
     record = [binary("profinfer"), "record", "-q", "--force", "--experts", "--source", "inside", "-o", trace]
-    sh([*record, "--", *command(path, *more)], stderr=subprocess.DEVNULL)
+    # As with slots: experts in slots are not repacked, and a token takes longer.
+    slots = ["--expert-slots", path.split("moe-")[1].split("-")[0], "--experts-from", "memory"]
+    sh([*record, "--", *command(path, *slots, *more)], stderr=subprocess.DEVNULL)
     return trace
 
 
