@@ -1,7 +1,7 @@
 //! Fewer bytes of weights per token.
 
 use super::rule::{Advice, Confidence, RuleInput, gain, pct};
-use crate::questions::verdict::limit::NEAR;
+use crate::questions::verdict::limit::{LimitKind, NEAR};
 
 /// Share of the call that must be in multiplications with weights.
 const SHARE: f64 = 0.5;
@@ -15,7 +15,7 @@ pub fn rule(r: &RuleInput<'_>) -> Option<Advice> {
     let main = r.facts.report.model.weights.first()?;
     // While threads wait for CPUs or storage, the multiplications' time is not theirs.
     let share = weights.ns / p.call_ns();
-    if share < SHARE {
+    if share < SHARE || r.limit.is_some_and(|l| l.kind == LimitKind::PageFaults) {
         return None;
     }
     let saved = weights.ns * (1.0 - weights.smaller / weights.bytes);

@@ -42,6 +42,12 @@ pub fn limit(
         );
         return Some(Limit { kind: LimitKind::BetweenCalls, text });
     }
+    // The kernel reads and makes room on behalf of a thread: the operator seems to compute.
+    if kind == LimitKind::Computing
+        && let Some(text) = read_again(p)
+    {
+        return Some(Limit { kind: LimitKind::PageFaults, text });
+    }
     // As of an engine that slept in its ops, for a reason that the source cannot see.
     if bar.unknown > share {
         return None;
@@ -50,6 +56,22 @@ pub fn limit(
         LimitKind::CpuContention => contention(facts, p),
         LimitKind::Computing => computing(p, top),
         kind => Limit { kind, text: text(kind, share, p) },
+    })
+}
+
+/// From this part of the weights on, reading them from storage takes longer than reading them from memory.
+const STORED: f64 = 0.5;
+
+/// What calls read from storage that they had in memory before, if it is much.
+fn read_again(p: &PhaseFacts) -> Option<String> {
+    let (reads, needed) = (p.reads.as_ref()?, p.weights.as_ref()?.bytes);
+    (reads.bytes_a_call * reads.again >= needed * STORED && needed > 0.0).then(|| {
+        format!(
+            "page faults and I/O: a call reads {:.1} MB from storage and needs {:.1} MB of weights; {:.0} % of it had been read before",
+            reads.bytes_a_call / 1e6,
+            needed / 1e6,
+            reads.again * 100.0
+        )
     })
 }
 
