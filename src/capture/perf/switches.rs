@@ -323,10 +323,21 @@ mod tests {
         let mut child = Command::new("cat").stdin(Stdio::piped()).stdout(Stdio::null()).spawn().expect("cat");
         let mut switches = Switches::default();
         let pid = child.id();
+        let id = pid as libc::pid_t;
+        // Stopped, it has to be switched in before it ends.
+        // SAFETY: a signal to a child of one's own, and a wait for it that stores one number.
+        unsafe {
+            let mut status = 0;
+            assert_eq!(libc::kill(id, libc::SIGSTOP), 0);
+            assert_eq!(libc::waitpid(id, &raw mut status, libc::WUNTRACED), id);
+            assert!(libc::WIFSTOPPED(status), "{status}");
+        }
         switches.follow(pid).expect("a child of one's own");
         switches.follow(pid).expect("a second time");
         assert!(switches.events.is_empty(), "once");
         drop(child.stdin.take());
+        // SAFETY: as above.
+        assert_eq!(unsafe { libc::kill(id, libc::SIGCONT) }, 0);
         child.wait().expect("it ends");
         let mut told = Vec::new();
         switches
