@@ -12,8 +12,10 @@ use machine::kernel::tracepoint;
 
 /// include/trace/events/filemap.h: since Linux 3.12; `order` since 5.17.
 const EVENT: (&str, &str) = ("filemap", "mm_filemap_add_to_page_cache");
-/// Bytes of each CPU's ring: some 15,000 events, between two turns of the recorder's loop, 50 ms apart.
-const RING_BYTES: u32 = 1 << 20;
+/// Bytes of all rings together, and of one: at most some 15,000 events of a CPU, between two turns of the recorder's loop, 50 ms
+/// apart.
+const ALL_BYTES: usize = 8 << 20;
+const RING_BYTES: std::ops::RangeInclusive<usize> = 64 << 10..=1 << 20;
 
 /// Files of one filter: the kernel takes 4096 letters, and each is at most 55.
 const FILTERED: usize = 64;
@@ -127,9 +129,10 @@ impl CacheWatch {
             opened.push(event);
         }
         let first = self.rings.is_empty();
+        let bytes = (ALL_BYTES / opened.len().max(1)).clamp(*RING_BYTES.start(), *RING_BYTES.end()) as u32;
         for (i, event) in opened.into_iter().enumerate() {
             let done = match self.rings.get(i) {
-                _ if first => Ring::of(event, RING_BYTES).and_then(|ring| {
+                _ if first => Ring::of(event, bytes).and_then(|ring| {
                     event::enable(&ring)?;
                     self.rings.push(ring);
                     Ok(())
