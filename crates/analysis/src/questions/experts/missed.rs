@@ -54,6 +54,9 @@ pub struct ReadExpert {
     pub bytes: u64,
 }
 
+/// More experts than any layer has.
+const MOST: u64 = 1024;
+
 /// Bytes read in graphs of decode, by graph, layer and expert.
 pub type Missed = HashMap<(u64, u32, u16), u64>;
 
@@ -86,7 +89,8 @@ pub fn of(loaded: &Loaded<'_>, layers: &[LayerOps], pid: u32) -> Option<(ExpertR
             pieces(&at, r.addr, r.bytes, &mut |layer, expert, bytes| {
                 of_experts = of_experts.saturating_add(bytes);
                 if let (Some(graph), Ok(expert)) = (graph, u16::try_from(expert)) {
-                    *read.entry((graph, layer, expert)).or_default() += bytes;
+                    let sum = read.entry((graph, layer, expert)).or_default();
+                    *sum = sum.saturating_add(bytes);
                 }
             });
         }
@@ -119,7 +123,8 @@ fn of_layer(layer: &LayerOps, number: u32, read: &Missed) -> ReadLayer {
     };
     let mut experts: BTreeMap<u16, (u64, u64)> = BTreeMap::new();
     for (&(_, _, expert), &bytes) in read.iter().filter(|(place, _)| place.1 == number) {
-        experts.entry(expert).or_default().1 += bytes;
+        let (_, sum) = experts.entry(expert).or_default();
+        *sum = sum.saturating_add(bytes);
         of.ahead_bytes = of.ahead_bytes.saturating_add(bytes);
     }
     for op in layer.ops.iter().filter(|op| op.phase != Phase::Prefill) {
@@ -145,7 +150,8 @@ fn placed(loaded: &Loaded<'_>, pid: u32) -> Vec<ExpertWeights> {
         .collect();
     let mut at: Vec<ExpertWeights> = (expert_weights(loaded, pid).into_iter())
         .filter(|w| w.bytes > 0)
-        .filter_map(|w| Some(ExpertWeights { addr: *data.get(&w.addr)?, ..w }))
+        // A damaged file may name any number of experts: each is looked at.
+        .filter_map(|w| Some(ExpertWeights { addr: *data.get(&w.addr)?, experts: w.experts.min(MOST), ..w }))
         .collect();
     order::by_key(&mut at, |w| (w.addr, 0));
     at
