@@ -39,7 +39,7 @@ KEPT = "profinfer-cross"
 FAST = {"CARGO_PROFILE_SMALL_LTO": "off", "CARGO_PROFILE_SMALL_OPT_LEVEL": "0", "CARGO_PROFILE_SMALL_CODEGEN_UNITS": "16"}
 
 # Cross 0.2.5 does not understand how rustup 1.28 and later mark the active toolchain, and would install it again, that is,
-# update it. It is told the toolchain's name; nothing is installed.
+# update it. It gets the name of the toolchain; nothing is installed.
 RUSTUP = """#!/bin/sh
 case "$*" in
 "toolchain list") basename "$(${RUSTC:-rustc} --print sysroot)" ;;

@@ -45,7 +45,7 @@ impl Told {
         }
     }
 
-    /// Until so many calls have decoded.
+    /// Waits until this many calls have decoded.
     fn read(&mut self, events: &mut Events, pid: u32, calls: u64) {
         while self.decode[0] < calls {
             let second = events.wait_for(|e| e["event"] == "second" && e["pid"] == pid);

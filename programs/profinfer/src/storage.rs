@@ -13,7 +13,7 @@ pub struct Batches<'m> {
     pub most: usize,
     /// Threads that read.
     pub readers: usize,
-    /// Through the page cache, which is told before to forget the pages, instead of around it.
+    /// Read through the page cache, after its pages of the file were dropped, instead of with O_DIRECT.
     pub cached: bool,
 }
 

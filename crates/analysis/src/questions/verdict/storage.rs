@@ -88,7 +88,7 @@ mod tests {
         assert_eq!(pages.add(1, 0x7000_0000, 1 << 20), 0);
         assert_eq!(pages.add(1, 0x7000_0000, 1 << 20), 1 << 20);
         assert_eq!(pages.add(2, 0x7000_0000, 1 << 20), 0);
-        // The second half, and as much behind it.
+        // Half of it was read before.
         assert_eq!(pages.add(1, 0x7008_0000, 1 << 20), 1 << 19);
         assert_eq!(pages.add(1, 0x7000_3000, 4096), 4096);
         assert_eq!(pages.add(1, 5 << 40, 12288), 0);
