@@ -1,9 +1,9 @@
 """How long a recording takes to start and to end.
 
 `running`: from the start of `profinfer record -p PID` to the first event in the trace, with an engine that computes
-all the time. `ending`: from SIGINT to the exit of that recorder; `perf`: the same without BPF. `command`: from the start of the command to its first decode, alone and as `profinfer record --
-COMMAND`, which stops the command until its probes are attached; the difference is printed. `shell`: the same through
-`sh -c`.
+all the time. `ending`: from SIGINT to the exit of that recorder; `perf`: the same without BPF. `command`: from the start of
+the command to its first decode, alone and as `profinfer record -- COMMAND`, which stops the command until its probes are
+attached; the difference is printed. `whole`: the same from the start to the end. `shell`: `command` through `sh -c`.
 
 PROFINFER_OTHER names another build: both are measured in turn, and `running` is judged by the ratio of the two.
 """
@@ -59,18 +59,19 @@ def begin_and_end(program, pid, tmp, source="auto"):
 
 
 def first_decode(before, args, tmp):
-    """Milliseconds from the start of a command to the start of its first decode, by the driver's own clock."""
+    """Milliseconds from the start of a command to the start of its first decode, by the driver's own clock, and to its end."""
     tokens = tmp.file("tokens")
     begin = time.monotonic_ns()
     # A recorder that attached too late exits with an error, but the command has still run.
     done = subprocess.run([*before, *args, "--per-token", tokens], capture_output=True, text=True)
+    end = time.monotonic_ns()
     try:
         with open(tokens) as f:
             first = int(f.readline().split()[0])
     except (OSError, IndexError) as e:
         raise BenchError(f"{shlex.join([*before, *args])}: {done.stderr.strip()}") from e
     os.unlink(tokens)
-    return (first - begin) / 1e6
+    return (first - begin) / 1e6, (end - begin) / 1e6
 
 
 def running(programs, path, rounds, tmp):
@@ -93,13 +94,15 @@ def held(programs, path, rounds, tmp):
     """Milliseconds that a command waits, by start method and program."""
     args = command(path, "-p", "0", "-n", "1")
     shell = ["sh", "-c", 'exec "$0" "$@"']
-    got = {(way, p): [] for way in ("command", "shell") for p in programs}
+    got = {(way, p): [] for way in ("command", "whole", "shell") for p in programs}
     for _ in range(rounds):
-        alone = first_decode([], args, tmp)
+        first, whole = first_decode([], args, tmp)
         for program in programs:
             record = [program, "record", "-q", "--force", "-o", tmp.file("start.pfi"), "--"]
-            got["command", program].append(first_decode(record, args, tmp) - alone)
-            got["shell", program].append(first_decode([*record, *shell], args, tmp) - alone)
+            recorded = first_decode(record, args, tmp)
+            got["command", program].append(recorded[0] - first)
+            got["whole", program].append(recorded[1] - whole)
+            got["shell", program].append(first_decode([*record, *shell], args, tmp)[0] - first)
     return got
 
 

@@ -2,6 +2,7 @@
 //! modules that are loaded later.
 
 pub mod callee;
+pub mod removal;
 
 use std::collections::{BTreeSet, HashSet};
 use std::fs::File;
@@ -12,6 +13,7 @@ use std::sync::{Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use self::removal::remove;
 use crate::capture::error::{AttachError, ProbeError};
 use crate::capture::source::{Guard, Probe, Prober};
 use crate::recorder::drain::Shown;
@@ -27,6 +29,9 @@ use machine::{capset, maps, usage};
 
 /// Placing all probes in a process takes less than this unless somebody else holds the kernel's lock.
 const SLOW: Duration = Duration::from_millis(20);
+
+/// Probes of a process or a role that are removed at a time.
+const ASIDE: usize = 32;
 
 /// An attached probe, for the trace.
 #[derive(Debug, Clone)]
@@ -427,7 +432,7 @@ impl AttachedEngine {
     /// Drops probes in a thread, because dropping them is slow.
     fn aside(&mut self, rest: Vec<Guard>) {
         if !rest.is_empty() {
-            let aside = thread::Builder::new().name("detach".into()).spawn(move || drop(rest));
+            let aside = thread::Builder::new().name("detach".into()).spawn(move || remove(rest, ASIDE));
             // If no thread can be started, the closure is dropped here, and the probes with it.
             self.leaving.extend(aside.ok());
         }

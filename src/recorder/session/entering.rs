@@ -8,10 +8,8 @@ use super::output::notice;
 use crate::capture::backend::CaptureBackend;
 use crate::capture::error::RecordError;
 use crate::capture::inside::is_recorded_inside;
-use crate::capture::source::Guard;
 use crate::recorder::fork_race;
 use crate::recorder::recording::SessionObserver;
-use machine::helper::pulse;
 use machine::{maps, target};
 use pfi::WriteError;
 use pfi::record::{self, Availability, Feature};
@@ -211,17 +209,4 @@ impl Session {
         }
         Ok(())
     }
-}
-
-/// Removes probes. The kernel waits for all CPUs on each, so several are removed at a time: `at_once`.
-pub(super) fn detach(links: Vec<Guard>, at_once: usize) {
-    let mut parts: Vec<Vec<Guard>> = (0..at_once).map(|_| Vec::new()).collect();
-    links.into_iter().enumerate().for_each(|(i, link)| parts[i % at_once].push(link));
-    std::thread::scope(|s| {
-        for part in parts.into_iter().filter(|p| !p.is_empty()) {
-            // If no thread can be started, the closure is dropped here, and the probes with it.
-            let drop_all = || part.into_iter().for_each(|link| (drop(link), pulse::beat()).1);
-            drop(std::thread::Builder::new().name("detach".into()).spawn_scoped(s, drop_all));
-        }
-    });
 }

@@ -31,7 +31,7 @@ use crate::capture::pmc::Counters;
 use crate::capture::skel::types::ev_kind;
 use crate::capture::source::{CaptureOptions, GpuDetail, Source};
 use crate::capture::structure::{self, MAX_ENGINES, Reading};
-use crate::recorder::attached::AttachedEngine;
+use crate::recorder::attached::{AttachedEngine, removal};
 use crate::recorder::computing::ComputingWatch;
 use crate::recorder::drain::{Drain, Shown};
 use crate::recorder::file_reads::FileReads;
@@ -630,7 +630,7 @@ impl Session {
         // Recorders of a service share the kernel's lock: one that ends must not keep others that begin waiting.
         // Elsewhere all wait together: an engine with its CPU variants in files of their own has some eighty.
         let at_once = if self.managed { 1 } else { 128 };
-        entering::detach(self.engines.iter_mut().flat_map(AttachedEngine::take_links).collect(), at_once);
+        removal::remove(self.engines.iter_mut().flat_map(AttachedEngine::take_links).collect(), at_once);
         self.extras_gone(stopped);
         self.source.finish();
         let end = end.and_then(|end| heard.and(flushed).map(|()| end).map_err(RecordError::from));
