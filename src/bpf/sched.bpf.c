@@ -90,9 +90,15 @@ static __always_inline void missed(void)
 	}
 }
 
-static __always_inline bool within(__u64 ip, const volatile struct place *p)
+/* 1 if a < b, for b below 2^63. No branch: for each one in a loop, the verifier would walk the rest of the loop again. */
+static __always_inline __u64 below(__u64 a, __u64 b)
 {
-	return ip - p->at < p->len;
+	return ((a - b) & ~a) >> 63;
+}
+
+static __always_inline __u64 within(__u64 ip, const volatile struct place *p)
+{
+	return below(ip - p->at, p->len);
 }
 
 /* What the kernel was doing for the thread that goes to sleep, from its call stack. */
@@ -100,7 +106,7 @@ static __always_inline void reason(void *ctx, struct ev_offcpu *t)
 {
 	__u32 zero = 0;
 	struct stack *s = bpf_map_lookup_elem(&stacks, &zero);
-	bool fault = false, io = false;
+	__u64 fault = 0, io = 0;
 	long n;
 
 	if (!s)
@@ -108,13 +114,12 @@ static __always_inline void reason(void *ctx, struct ev_offcpu *t)
 	n = bpf_get_stack(ctx, s->ip, sizeof(s->ip), 0);
 	if (n <= 0)
 		return;
-	for (int i = 0; i < FRAMES; i++) {
-		if (i * 8 >= n)
-			break;
-		if (within(s->ip[i], &k.fault))
-			fault = true;
-		if (within(s->ip[i], &k.io[0]) || within(s->ip[i], &k.io[1]))
-			io = true;
+	/* What is behind the n bytes is of an earlier stack. */
+	for (__u64 i = 0; i < FRAMES; i++) {
+		__u64 read = below(i * 8, n);
+
+		fault |= read & within(s->ip[i], &k.fault);
+		io |= read & (within(s->ip[i], &k.io[0]) | within(s->ip[i], &k.io[1]));
 	}
 	/* Functions not found may be beyond the frames read; io_schedule is never far. */
 	if (k.fault.len && (fault || n < sizeof(s->ip)))

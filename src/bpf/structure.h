@@ -73,8 +73,8 @@ __attribute__((noinline)) int nodes_info(__u32 tid, __u32 n)
 	return 0;
 }
 
-/* Hash of the graph's list of node addresses. */
-static __always_inline __u64 node_list(__u32 tid, __u64 nodes, __u32 n)
+/* Hash of the graph's list of node addresses. Global, as nodes_read. */
+__attribute__((noinline)) __u64 node_list(__u32 tid, __u64 nodes, __u32 n)
 {
 	__u64 hash = n;
 
@@ -86,28 +86,58 @@ static __always_inline __u64 node_list(__u32 tid, __u64 nodes, __u32 n)
 	return hash;
 }
 
-/*
- * Sends the list. Does not wake the reader: an event of the graph follows. No branch in the loop:
- * for each one, the verifier would walk the rest of the loop again.
- */
-static __always_inline void send_list(void *ctx, struct scratch *s, __u32 tid, __u64 nodes, __u32 n)
+/* Puts a part of the list into the scratch. */
+static __always_inline void list_part(struct scratch *s, __u32 tid, __u64 nodes, __u32 first, __u32 n)
 {
-	__u64 sent = 0, lost = 0, err;
-	struct count *c = count_of(EV_NODES);
+	nodes_read(tid, nodes, first, n);
+	s->n.first = first;
+	nodes_info(tid, n - first);
+}
 
+/*
+ * Sends the list through the ring. Returns the number of events sent (bits 0 to 15) and lost (bits 16 and up). Does not wake
+ * the reader: an event of the graph follows. No branch in the loop: for each one, the verifier would walk the rest of the
+ * loop again. Global, as nodes_read.
+ */
+__attribute__((noinline)) int send_nodes(__u32 tid, __u64 nodes, __u32 n)
+{
+	struct scratch *s = bpf_map_lookup_elem(&scratches, &tid);
+	__u64 sent = 0, lost = 0;
+
+	if (!s)
+		return 0;
 	for (__u32 first = 0; first < NODES_MAX; first += NODES_CHUNK) {
 		if (first >= n)
 			break;
-		nodes_read(tid, nodes, first, n);
-		s->n.first = first;
-		nodes_info(tid, n - first);
-		if (k.pbuf)
-			err = bpf_perf_event_output(ctx, &perf_events, BPF_F_CURRENT_CPU, &s->n, sizeof(s->n));
-		else
-			err = bpf_ringbuf_output(&events, &s->n, sizeof(s->n), BPF_RB_NO_WAKEUP);
+		list_part(s, tid, nodes, first, n);
 		/* Negative: the buffer was full. */
-		lost += err >> 63;
+		lost += (__u64)bpf_ringbuf_output(&events, &s->n, sizeof(s->n), BPF_RB_NO_WAKEUP) >> 63;
 		sent++;
+	}
+	return sent | lost << 16;
+}
+
+/* Sends the list. */
+static __always_inline void send_list(void *ctx, struct scratch *s, __u32 tid, __u64 nodes, __u32 n)
+{
+	__u64 sent = 0, lost = 0;
+	struct count *c = count_of(EV_NODES);
+
+	if (k.pbuf) {
+		for (__u32 first = 0; first < NODES_MAX; first += NODES_CHUNK) {
+			if (first >= n)
+				break;
+			list_part(s, tid, nodes, first, n);
+			lost += (__u64)bpf_perf_event_output(ctx, &perf_events, BPF_F_CURRENT_CPU, &s->n,
+							     sizeof(s->n)) >>
+				63;
+			sent++;
+		}
+	} else {
+		__u32 done = send_nodes(tid, nodes, n);
+
+		sent = done & 0xffff;
+		lost = done >> 16;
 	}
 	if (c) {
 		__sync_fetch_and_add(&c->seen, sent);

@@ -181,6 +181,16 @@ __noinline int chunk_step(__u32 tid)
 	return c->step ? STEP_ON : chunk_ends(c);
 }
 
+/* The steps for one event. Global, as chunk_step. */
+__noinline int chunk_steps(__u32 tid)
+{
+	int got = STEP_ON;
+
+	for (int i = 0; i < STEPS_MAX && got == STEP_ON; i++)
+		got = chunk_step(tid);
+	return got;
+}
+
 /* Sends the chunks of the batch that a thread passes. */
 static __always_inline void send_chunks(void *ctx, __u32 tid)
 {
@@ -190,16 +200,12 @@ static __always_inline void send_chunks(void *ctx, __u32 tid)
 		return;
 	c->e.tokens = c->tokens;
 	for (int event = 0; event < EVENTS_MAX; event++) {
-		int got = STEP_ON;
-
 		if (event) {
 			send(ctx, &c->e.h, sizeof(c->e));
 			c->e.tokens = 0;
 			c->e.n = 0;
 		}
-		for (int i = 0; i < STEPS_MAX && got == STEP_ON; i++)
-			got = chunk_step(tid);
-		if (got != STEP_SEND || c->first >= c->tokens)
+		if (chunk_steps(tid) != STEP_SEND || c->first >= c->tokens)
 			break;
 	}
 	c->e.unread = c->tokens - c->first;
@@ -229,8 +235,8 @@ static __always_inline void batch_chunks(void *ctx, __u64 id, __u64 at)
 		send_chunks(ctx, tid);
 }
 
-/* Whether the fields of this llama_ubatch are this many words further on: its sequences agree. */
-static __always_inline bool ubatch_fits(__u64 at, __u32 words)
+/* Whether the fields of this llama_ubatch are this many words further on: its sequences agree. Global, as chunk_step. */
+__noinline int ubatch_fits(__u64 at, __u32 words)
 {
 	__u64 n_seq_id = 0, seq_id = 0, unique = 0, index = 0, pos = 0;
 	__u32 equal = 0, tokens = 0, each = 0, sets = 0, seqs = 0, many = 0;
