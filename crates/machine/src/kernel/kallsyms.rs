@@ -29,6 +29,10 @@ fn find<const N: usize>(mut list: impl BufRead, names: [&str; N]) -> io::Result<
         if list.read_line(&mut line)? == 0 {
             break;
         }
+        // Of some hundred thousand lines, few are of interest. A module's have its name behind the symbol's.
+        if open.is_none() && !names.iter().any(|name| line.trim_ascii_end().ends_with(name)) {
+            continue;
+        }
         let mut words = line.split_ascii_whitespace();
         let Some(Ok(at)) = words.next().map(|w| u64::from_str_radix(w, 16)) else { continue };
         let (kind, name) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
