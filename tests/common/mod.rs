@@ -49,7 +49,8 @@ pub(crate) use skip;
 /// Waits for its turn, or skips the test: alone, or beside others whose recordings it cannot disturb and that cannot
 /// disturb it. It is alone if it looks at all processes or all probes of the machine, or at who gets the CPUs when. From
 /// inside, it needs no privilege, or root for the rest of what it does. Perf events have their probes in all processes of a
-/// file, where code can then not be changed from inside: tests of the two wait for each other.
+/// file, where code can then neither be changed from inside nor be expected to be as in the file: such tests wait for each
+/// other.
 macro_rules! live {
     () => {
         $crate::common::live!(@ libc::LOCK_EX, None)
@@ -62,6 +63,9 @@ macro_rules! live {
     };
     (beside others, from inside) => {
         $crate::common::live!(@ libc::LOCK_SH, Some(libc::LOCK_SH))
+    };
+    (beside others, looking at code) => {
+        $crate::common::live!(beside others, from inside)
     };
     (from inside) => {
         $crate::common::turn_of_anybody(libc::LOCK_SH, Some(libc::LOCK_SH))
@@ -252,7 +256,8 @@ pub fn fixture_dir(variant: &str) -> Option<PathBuf> {
     Some(dir.join(variant)).filter(|d| d.join("fakellama").exists())
 }
 
-/// A fixture's program; skips the test if there is none.
+/// A fixture's program; skips the test if there is none. With a directory, which must not exist: a copy there. A recorder of
+/// all processes of a file has none of another test then.
 macro_rules! fixture {
     ($variant:expr) => {
         match $crate::common::fixture_dir($variant) {
@@ -260,8 +265,19 @@ macro_rules! fixture {
             None => $crate::common::skip!("fixture {} could not be built here", $variant),
         }
     };
+    ($variant:expr, $to:expr) => {
+        $crate::common::copied($crate::common::fixture!($variant), $to)
+    };
 }
 pub(crate) use fixture;
+
+/// A fixture's program with its libraries in a new directory.
+pub fn copied(program: PathBuf, to: impl AsRef<Path>) -> PathBuf {
+    let from = program.parent().expect("a fixture has a directory");
+    let done = Command::new("cp").arg("-r").arg(from).arg(to.as_ref()).status().expect("cp runs");
+    assert!(done.success(), "{} is not copied to {}", from.display(), to.as_ref().display());
+    to.as_ref().join("fakellama")
+}
 
 /// The program that runs a model on a real engine.
 pub fn driver() -> PathBuf {

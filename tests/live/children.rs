@@ -168,7 +168,7 @@ fn three_hundred_short_children_are_told_right() {
 
 #[test]
 fn children_are_found_again_by_the_next_recorder() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     let service = Service::start("", ALL);
     let args = ["-p", "0", "-n", "100000", "--op-ns", "300000", "--fork", "3"];
     let tree = Tree::start(&service, &args);

@@ -72,7 +72,7 @@ fn a_move_is_seen_by_perf_events() {
 
 #[test]
 fn all_ops_are_where_the_target_may_run() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     let lib = match engine("v0.5.0") {
         Ok(path) => path,
         Err(why) => skip!("{why}"),

@@ -52,7 +52,7 @@ fn program_exists(id: u32) -> bool {
 }
 
 fn ends_by(signal: i32) {
-    let _turn = live!();
+    let _turn = live!(beside others, looking at code);
     let mut target = endless(&fixture!("modern"));
     let recorder = recording(&target);
     let held = programs(recorder.child.id());
@@ -152,7 +152,7 @@ fn the_status_of_a_killed_command_is_passed_on() {
 
 #[test]
 fn kill_9_of_the_recorder_leaves_nothing_behind() {
-    let _turn = live!();
+    let _turn = live!(beside others, looking at code);
     let program = fixture!("modern");
     let mut target = endless(&program);
     let recorder = recording(&target);
@@ -303,7 +303,7 @@ fn a_small_buffer_loses_and_counts() {
 
 #[test]
 fn commands_that_cannot_be_recorded() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     expect::one_line_error(&record(&["--", "/nonexistent/engine"]), &["/nonexistent/engine", "No such file"]);
     expect::one_line_error(&record(&["--", "no-such-engine-anywhere"]), &["no-such-engine-anywhere", "PATH"]);
     expect::one_line_error(&record(&["--", "true"]), &["no GGML"]);

@@ -412,7 +412,7 @@ fn statically_linked_and_stripped_is_refused() {
 
 #[test]
 fn a_32_bit_target_is_refused() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     let program = fixture!("bare32");
     let target = Target::start::<&str>(&program, &[]);
     expect::one_line_error(&record(&["-p", &target.pid().to_string()]), &["32-bit"]);
@@ -570,10 +570,10 @@ fn a_running_process_is_recorded_from_its_next_graph() {
 
 #[test]
 fn a_file_is_probed_before_any_process_runs() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     for name in ["modern", "static-pie"] {
-        let program = fixture!(name);
         let dir = tempfile::tempdir().expect("a directory");
+        let program = fixture!(name, dir.path().join("own"));
         let go = dir.path().join("go");
         let recorder = Recorder::start(&["--exe", program.to_str().expect("a path")]);
         recorder.wait_for_probes();

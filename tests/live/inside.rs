@@ -185,7 +185,7 @@ fn other_recorders_leave_its_engine_alone() {
 /// The kernel removes the probes of a recording after its end, one by one.
 #[test]
 fn a_recording_by_perf_events_that_has_just_ended_is_in_no_ones_way() {
-    let _turn = live!();
+    let _turn = live!(beside others, by perf events);
     let program = fixture!("modern");
     let command = ["--", program.to_str().expect("UTF-8"), "-n", "2"];
     for _ in 0..2 {

@@ -83,7 +83,7 @@ fn a_real_engine_has_its_code_again_and_says_the_same() {
 /// Threads by the dozen, which come and go; then another recorder, whose probes are the kernel's.
 #[test]
 fn others_may_probe_it_then() {
-    let _turn = live!();
+    let _turn = live!(beside others, looking at code);
     let program = fixture!("modern");
     for options in ["-t 3", "-t 24 --fresh-threads --op-ns 1"] {
         let pid =

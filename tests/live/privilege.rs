@@ -46,9 +46,8 @@ fn serve(budget: &str) -> Service {
 
 /// Another engine's program that the rule matches.
 fn copy(fixture: &str, service: &Service, name: &str) -> PathBuf {
-    let (from, to) = (fixture_dir(fixture).expect("the fixture"), service.path(name));
-    assert!(Command::new("cp").arg("-r").arg(from).arg(&to).status().expect("cp").success());
-    to.join("fakellama")
+    let program = fixture_dir(fixture).expect("the fixture").join("fakellama");
+    common::copied(program, service.path(name))
 }
 
 const LONG: [&str; 9] = ["-t", "2", "-p", "4", "-n", "100000", "--op-ns", "300000", "--sleep"];
@@ -72,7 +71,7 @@ const GIVEN_UP: &str = "is attached and has dropped";
 
 #[test]
 fn a_recorder_of_a_fixed_level_has_little_once_it_is_attached() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     if fixture_dir("old").is_none() {
         skip!("the fixture could not be built here");
     }
@@ -126,7 +125,7 @@ fn lookers(service: u32) -> Vec<u32> {
 
 #[test]
 fn a_process_that_looks_at_files_can_neither_probe_nor_load() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     if fixture_dir("modern").is_none() {
         skip!("the fixture could not be built here");
     }
@@ -147,7 +146,7 @@ fn a_process_that_looks_at_files_can_neither_probe_nor_load() {
 
 #[test]
 fn a_run_with_another_part_of_a_known_engine_is_handed_over() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     if fixture_dir("late").is_none() {
         skip!("the fixture could not be built here");
     }

@@ -59,7 +59,7 @@ const LONG: [&str; 6] = ["-n", "1000000", "--op-ns", "20000", "-t", "1"];
 
 #[test]
 fn a_process_beside_the_recorded_one_is_not_touched() {
-    let _turn = live!();
+    let _turn = live!(beside others, looking at code);
     let program = fixture!("modern");
     let library = library(&program);
     let (mut one, mut other) = (Target::start(&program, &LONG), Target::start(&program, &LONG));
@@ -81,18 +81,16 @@ fn a_process_beside_the_recorded_one_is_not_touched() {
 
 #[test]
 fn programs_beside_the_one_named_are_not_touched() {
-    let _turn = live!();
-    let (program, dir) = (fixture!("modern"), tempfile::tempdir().expect("a directory"));
-    for name in ["fakellama", "libfakeggml.so"] {
-        fs::copy(program.with_file_name(name), dir.path().join(name)).expect("copied");
-    }
-    let (named, beside) = (dir.path().join("fakellama"), dir.path().join("beside"));
-    fs::copy(&program, &beside).expect("copied");
+    let _turn = live!(beside others);
+    let dir = tempfile::tempdir().expect("a directory");
+    let named = fixture!("modern", dir.path().join("own"));
+    let beside = named.with_file_name("beside");
+    fs::copy(&named, &beside).expect("copied");
     let other = Target::start(&beside, &LONG);
     let recorder = Recorder::start(&["--exe", named.to_str().expect("a path")]);
     recorder.wait_for_probes();
     let mut one = Target::start(&named, &LONG);
-    let library = dir.path().join("libfakeggml.so");
+    let library = library(&named);
     recorder.wait_for_attached(one.pid());
     wait_until("its library is mapped and probed", || patched(one.pid(), &library) > 4);
     assert_eq!(patched(other.pid(), &library), 0, "another program with the same library");
@@ -105,16 +103,14 @@ fn programs_beside_the_one_named_are_not_touched() {
 
 #[test]
 fn who_begins_another_program_is_let_go() {
-    let _turn = live!();
-    let (program, dir) = (fixture!("modern"), tempfile::tempdir().expect("a directory"));
-    for name in ["fakellama", "libfakeggml.so"] {
-        fs::copy(program.with_file_name(name), dir.path().join(name)).expect("copied");
-    }
-    let (named, library) = (dir.path().join("starter"), dir.path().join("libfakeggml.so"));
+    let _turn = live!(beside others);
+    let dir = tempfile::tempdir().expect("a directory");
+    let engine = fixture!("modern", dir.path().join("own"));
+    let (named, library) = (engine.with_file_name("starter"), library(&engine));
     fs::copy("/bin/sh", &named).expect("copied");
     let recorder = Recorder::start(&["--exe", named.to_str().expect("a path")]);
     recorder.wait_for_probes();
-    let (engine, go) = (dir.path().join("fakellama"), dir.path().join("go"));
+    let go = dir.path().join("go");
     assert!(Command::new("mkfifo").arg(&go).status().expect("mkfifo").success());
     let script = format!("read go < {}; exec {} {}", go.display(), engine.display(), LONG.join(" "));
     let mut target = Target::start(&named, &["-c", &script]);
@@ -154,7 +150,7 @@ impl Drop for Mounted {
 
 #[test]
 fn a_file_of_the_same_number_elsewhere_is_another() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     let (program, dir) = (fixture!("modern"), tempfile::tempdir().expect("a directory"));
     let (Some(one), Some(two)) = (Mounted::new(dir.path().join("one")), Mounted::new(dir.path().join("two")))
     else {
@@ -202,7 +198,7 @@ fn code_of(pid: u32, file: &Path) -> u64 {
 
 #[test]
 fn a_backend_of_somebody_else_s_code_is_not_probed() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     // The function that computes splits is inlined there, so the functions are found through the backends.
     for name in ["dead-barrier", "dead-barrier-stripped"] {
         let (engine, dir) = (fixture!(name), tempfile::tempdir().expect("a directory"));
@@ -284,7 +280,7 @@ fn definitions(pid: u32) -> Vec<String> {
 
 #[test]
 fn a_recorder_that_is_killed_leaves_nothing_in_the_kernel() {
-    let _turn = live!();
+    let _turn = live!(beside others, by perf events);
     let program = fixture!("modern");
     for source in ["bpf", "perf"] {
         let mut target = Target::start(&program, &LONG);
@@ -304,10 +300,11 @@ fn a_recorder_that_is_killed_leaves_nothing_in_the_kernel() {
 /// Three at a time, each of which ends in its own way; PROFINFER_ROUNDS times (2).
 #[test]
 fn recorders_on_one_engine_harm_neither_it_nor_each_other_nor_the_kernel() {
-    let _turn = live!();
+    let _turn = live!(beside others, by perf events);
     let rounds = std::env::var("PROFINFER_ROUNDS").map_or(2, |n| n.parse().expect("a number"));
     let program = fixture!("modern");
     let mut target = Target::start(&program, &LONG);
+    let mut recorders = Vec::new();
     for round in 0..rounds {
         // Its work lasts some hundred rounds.
         if round % 50 == 49 {
@@ -316,6 +313,7 @@ fn recorders_on_one_engine_harm_neither_it_nor_each_other_nor_the_kernel() {
         let pid = target.pid().to_string();
         let [ends, dies, goes_on] = ["bpf", "perf", if round % 2 == 0 { "bpf" } else { "perf" }]
             .map(|source| Recorder::start(&["-p", &pid, "--source", source]));
+        recorders.extend([&ends, &dies, &goes_on].map(|recorder| recorder.child.id()));
         [&ends, &dies, &goes_on].into_iter().for_each(Recorder::wait_for_slices);
         dies.signal(libc::SIGKILL);
         ends.signal(libc::SIGINT);
@@ -326,8 +324,7 @@ fn recorders_on_one_engine_harm_neither_it_nor_each_other_nor_the_kernel() {
         assert_eq!(dies.finish().status.code(), None);
         assert!(target.running(), "round {round}");
     }
-    let listing = || fs::read_to_string("/sys/kernel/tracing/uprobe_events").unwrap_or_default();
-    wait_until("nothing is left", || !listing().contains("profinfer_"));
+    wait_until("nothing is left", || recorders.iter().all(|&pid| definitions(pid).is_empty()));
     let tainted = fs::read_to_string("/proc/sys/kernel/tainted").expect("it says");
     assert_eq!(tainted.trim().parse::<u64>().expect("a number") & 1 << 7, 0, "no oops");
 }
@@ -339,12 +336,13 @@ fn a_recorder_that_ends_leaves_nothing_in_the_kernel() {
     let pid = recorder.child.id();
     assert!(common::run::wait(&mut recorder.child).success());
     wait_until("its definitions are gone", || definitions(pid).is_empty());
-    let guards = || {
-        let all = fs::read_dir("/proc").expect("/proc").flatten();
-        all.filter(|p| fs::read_to_string(p.path().join("comm")).is_ok_and(|c| c.trim() == "profinfer-guard"))
-            .count()
+    let trace = recorder.trace.display().to_string();
+    let is_guard = |process: &Path| {
+        let of = |name: &str| fs::read_to_string(process.join(name)).unwrap_or_default();
+        of("comm").trim() == "profinfer-guard" && of("cmdline").contains(&trace)
     };
-    wait_until("its guard has ended", || guards() == 0);
+    let guarded = || fs::read_dir("/proc").expect("/proc").flatten().any(|p| is_guard(&p.path()));
+    wait_until("its guard has ended", || !guarded());
 }
 
 #[test]
@@ -395,8 +393,9 @@ fn a_recorded_command_keeps_its_own_limits() {
 
 #[test]
 fn a_process_that_was_there_before_is_told() {
-    let _turn = live!();
-    let program = fixture!("modern");
+    let _turn = live!(beside others);
+    let dir = tempfile::tempdir().expect("a directory");
+    let program = fixture!("modern", dir.path().join("own"));
     let target = Target::start(&program, &LONG);
     let recorder = Recorder::start(&["--exe", program.to_str().expect("a path")]);
     let told = format!("process {} had loaded the engine before it was probed", target.pid());

@@ -16,8 +16,9 @@ use serde_json::Value;
 
 #[test]
 fn it_says_when_it_is_ready_without_a_terminal() {
-    let _turn = live!();
-    let program = fixture!("modern");
+    let _turn = live!(beside others);
+    let dir = tempfile::tempdir().expect("a directory");
+    let program = fixture!("modern", dir.path().join("own"));
     let engine = program.to_str().expect("UTF-8");
     let target = Target::start(&program, &["-n", "1000000", "--op-ns", "20000", "--sleep"]);
     let pid = target.pid().to_string();

@@ -226,7 +226,7 @@ fn words_arrive_whole_and_the_status_comes_back() {
 
 #[test]
 fn the_first_signal_ends_the_recording_and_the_trace_is_fetched() {
-    let _turn = live!();
+    let _turn = live!(beside others, looking at code);
     let engine = fixture!("modern");
     let board = board!();
     for signal in [libc::SIGINT, libc::SIGTERM] {
@@ -250,7 +250,7 @@ fn the_first_signal_ends_the_recording_and_the_trace_is_fetched() {
 
 #[test]
 fn a_second_signal_gives_up_and_leaves_nothing() {
-    let _turn = live!();
+    let _turn = live!(beside others, looking at code);
     let engine = fixture!("modern");
     let board = board!();
     let mut target = endless(&engine);
@@ -278,7 +278,7 @@ enum Victim {
 
 #[test]
 fn a_lost_connection_leaves_neither_probes_nor_files_nor_processes() {
-    let _turn = live!();
+    let _turn = live!(beside others, looking at code);
     let engine = fixture!("modern");
     let board = board!();
     for victim in [Victim::Ours, Victim::Client, Victim::Server] {
@@ -310,14 +310,14 @@ fn a_lost_connection_leaves_neither_probes_nor_files_nor_processes() {
 /// command that was started there ends.
 #[test]
 fn killed_at_any_moment_it_leaves_nothing() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     let engine = fixture!("modern").display().to_string();
     let board = board!();
     // At these calls of the client it is killed, and the call goes on (tests/remote/verb.sh); last, while it records: no
     // call has that word.
     for verb in ["HOLD", "RECEIVE", "ADOPT", "CHECK", "RECORD", "RECORDED", "TRACE", "PROBES"] {
         fs::write(board.dir.path().join("kill"), verb).expect("written");
-        let mut recorder = board.start_recording(&["--", &engine, "-n", "400", "--op-ns", "20000"]);
+        let mut recorder = board.start_recording(&["--", &engine, "-n", "400", "--op-ns", "20007"]);
         if verb == "PROBES" {
             recorder.wait_for_probes();
             signal_to(recorder.child.id(), libc::SIGKILL);
@@ -325,7 +325,7 @@ fn killed_at_any_moment_it_leaves_nothing() {
         let status = wait(&mut recorder.child);
         assert_eq!(status.signal(), Some(libc::SIGKILL), "{verb}: {}", recorder.stderr());
         board.nothing_is_left();
-        wait_until("the command has ended", || processes("-n 400 --op-ns 20000").is_empty());
+        wait_until("the command has ended", || processes("-n 400 --op-ns 20007").is_empty());
     }
 }
 
@@ -557,7 +557,7 @@ fn sudo_is_used_where_the_login_is_not_root() {
 
 #[test]
 fn signals_end_a_recording_on_a_device_too() {
-    let _turn = live!();
+    let _turn = live!(beside others, looking at code);
     let engine = fixture!("modern");
     for (client, devices) in [("adb", "List of devices attached\nS1\tdevice\n"), ("hdc", "K1\r\n")] {
         let device = Device::new(client, devices);

@@ -191,7 +191,7 @@ fn the_beginning_of_every_other_run_is_recorded() {
 
 #[test]
 fn a_service_that_is_killed_leaves_whole_files_and_its_successor_goes_on() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     let mut service = Service::start("", ALL);
     let engine = slow(&service.engine(), "6000");
     service.wait_for("tokens come", |s| s["runs"][0]["tokens"].as_u64() > Some(20));

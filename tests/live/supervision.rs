@@ -27,10 +27,8 @@ fn serve(own: &str) -> Service {
 
 /// The same program at another place: another engine's file.
 fn copy(service: &Service, name: &str) -> PathBuf {
-    let to = service.path(name);
-    let from = fixture_dir("modern").expect("the fixture");
-    assert!(Command::new("cp").arg("-r").arg(from).arg(&to).status().expect("cp").success());
-    to.join("fakellama")
+    let program = fixture_dir("modern").expect("the fixture").join("fakellama");
+    common::copied(program, service.path(name))
 }
 
 /// A program run as nobody.
@@ -123,7 +121,7 @@ fn a_recorder_that_stands_still_is_killed_and_its_other_runs_go_on() {
 
 #[test]
 fn sixteen_sleepers_of_nobody_keep_nobody_else_out() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     let service = serve("");
     let engine = service.engine();
     let mut sleepers = Nobodys::run(17, &engine, &["--wait-for", "/nowhere/at/all"]);
@@ -149,7 +147,7 @@ fn sixteen_sleepers_of_nobody_keep_nobody_else_out() {
 
 #[test]
 fn a_recorder_of_nobodys_that_dies_again_and_again_costs_root_nothing() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     let mut service = serve("");
     let (engine, other) = (service.engine(), copy(&service, "other"));
     let root = Target::start(&engine, &LONG);

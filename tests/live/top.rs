@@ -31,7 +31,7 @@ fn phase<'v>(span: &'v Value, name: &str) -> &'v Value {
 
 #[test]
 fn pictures_of_a_running_engine_are_what_is_recorded() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     let target = Target::start(runner(), &engine("1000000"));
     let dir = tempfile::tempdir().expect("a directory");
     let (trace, pid) = (dir.path().join("run.pfi"), target.pid().to_string());
@@ -104,7 +104,7 @@ fn sensors(dir: &Path) -> PathBuf {
 
 #[test]
 fn it_waits_for_an_engine_and_ends_with_it() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     let dir = tempfile::tempdir().expect("a directory");
     let go = dir.path().join("go");
     assert!(Command::new("mkfifo").arg(&go).status().is_ok_and(|s| s.success()));
@@ -130,7 +130,7 @@ fn it_waits_for_an_engine_and_ends_with_it() {
 
 #[test]
 fn two_processes_are_no_sum_of_both() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     let both = [Target::start(runner(), &engine("1000000")), Target::start(runner(), &engine("1000000"))];
     let dir = tempfile::tempdir().expect("a directory");
     let trace = dir.path().join("run.pfi");
@@ -263,7 +263,7 @@ fn taken_apart(text: &str) -> (Vec<String>, String) {
 
 #[test]
 fn a_terminal_is_left_as_it_was() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     let target = Target::start(runner(), &engine("1000000"));
     let args = ["--interval", "100ms", "--level", "op", "-p", &target.pid().to_string()].map(String::from);
     let (text, status) = watched(&args, |child, _| signal_to(child.id(), libc::SIGTERM));
@@ -282,7 +282,7 @@ fn a_terminal_is_left_as_it_was() {
 
 #[test]
 fn a_key_ends_it_and_a_command_is_not_heard() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     let mut args = ["--interval", "100ms", "--level", "op", "--", "sh", "-c"].map(String::from).to_vec();
     // It is stopped with the recording; the timeout is for a recorder that fails to stop it.
     let said = "echo HEARD; echo HEARD >&2; exec timeout 60 \"$0\" \"$@\"";
@@ -301,7 +301,7 @@ fn a_key_ends_it_and_a_command_is_not_heard() {
 
 #[test]
 fn keys_change_what_is_shown() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     let target = Target::start(runner(), &engine("1000000"));
     let dir = tempfile::tempdir().expect("a directory");
     let (mut ours, theirs) = terminal();
@@ -361,7 +361,7 @@ fn what_cannot_be_watched_is_refused() {
     assert!(code == Some(1) && said.contains("give a file with -o"), "{said}");
     let (code, said) = refused(&["--force", "-o", "/dev/null", "-p", "1"]);
     assert!(code == Some(1) && said.contains("not a regular file"), "{said}");
-    let _turn = live!();
+    let _turn = live!(beside others);
     let (code, said) = refused(&["-p", "4194305"]);
     assert!(code == Some(1) && said.contains("does not exist"), "{said}");
 }

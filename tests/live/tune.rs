@@ -142,7 +142,7 @@ fn an_engine_that_fails_or_ignores_its_threads_gets_no_advice() {
 
 #[test]
 fn nothing_runs_on_when_it_is_killed() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     let (program, model) = (runner(), model("tiny", "q4_0"));
     let dir = tempfile::tempdir().expect("a directory");
     let mut child = profinfer()

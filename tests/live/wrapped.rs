@@ -81,7 +81,7 @@ fn is_traced(pid: u32) -> bool {
 
 #[test]
 fn a_recorder_that_is_killed_leaves_a_command_that_runs() {
-    let _turn = live!();
+    let _turn = live!(beside others);
     let dir = tempfile::tempdir().expect("a directory");
     let log = dir.path().join("log");
     let script = "echo $$ > \"$0.pid\"; while :; do /bin/true; echo x >> \"$0\"; done";

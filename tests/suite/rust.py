@@ -5,8 +5,8 @@ usage: rust.py [--without-agent] [--turns] [--build] PROGRAM... [-- [--skip FILT
 
 PROGRAM is `lib` (the unit tests of all crates) or a file of tests/. The filters are libtest's.
 --turns is for tests that record: each is printed. Those that may run beside others (`live!` in tests/common/mod.rs) come
-first: as they wait for the kernel more than they compute, one more at a time than there are processors. The others follow, one
-at a time.
+first: as they wait for the kernel as long as they compute, twice as many at a time as there are processors. The others follow,
+one at a time.
 --build runs none.
 Times, without those of waiting for a turn, and skips are also written to the files that the environment names (run.py sets
 them): PROFINFER_TIMES and PROFINFER_SKIPS; the tests that run now are in PROFINFER_RUNNING.
@@ -26,7 +26,7 @@ from kernel import expedited
 ROOT = Path(__file__).resolve().parents[2]
 # Shown although they passed.
 SLOW = 20
-BESIDE = f"--test-threads={(os.cpu_count() or 1) + 1}"
+BESIDE = f"--test-threads={2 * (os.cpu_count() or 1)}"
 
 
 @dataclass
