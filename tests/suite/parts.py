@@ -107,6 +107,7 @@ PATHS = [
     ("clippy.toml", ""),
     ("rustfmt.toml", ""),
     ("LICENSE-*", ""),
+    ("CITATION.cff", ""),
     ("*.md", ""),
     ("Cross.toml", "dist cross"),
     ("Cargo.toml", EVERYTHING),
