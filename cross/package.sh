@@ -55,7 +55,9 @@ lay_out() { # directory that has the programs, prefix, target or processor
         ours() { "${runner[@]}" "$from/$program" "$@"; }
         page() { ours help --man "${@:2}" | gzip -9n >"$to/share/man/man1/$1.1.gz"; }
         page "$program"
-        for name in $(ours --help | sed -n '/^Subcommands:/,/^$/s/^  \([a-z-]\+\).*/\1/p'); do page "$program-$name" "$name"; done
+        for name in $(ours --help | sed -n '/^Subcommands:/,/^$/s/^  \([a-z-]\+\).*/\1/p'); do
+            page "$program-$name" "$name"
+        done
         [ -f "$to/share/man/man1/$program-completions.1.gz" ] || die "$from/$program --help lists no subcommands"
         for shell in "bash-completion/completions/$program" "zsh/site-functions/_$program" \
             "fish/vendor_completions.d/$program.fish"; do

@@ -26,7 +26,7 @@ NOT_SAID = "NOASSERTION"
 WHOLE = "(MIT OR Apache-2.0) AND (MIT OR GPL-2.0-only) AND GPL-2.0-or-later"
 # Linked, and not a crate. The first three are in the sources of crate libbpf-sys, where a file and a pattern have the version.
 BUNDLED = [
-    ("elfutils-libelf", "GPL-2.0-or-later OR LGPL-3.0-or-later", "elfutils/configure.ac", r"AC_INIT\(\[elfutils\],\[([\d.]+)\]"),
+    ("elfutils-libelf", "GPL-2.0-or-later OR LGPL-3.0-or-later", "elfutils/configure.ac", r"AC_INIT\(\[elfutils\],\[([\d.]+)"),
     ("libbpf", "LGPL-2.1-only OR BSD-2-Clause", None, r"\+v([\d.]+)$"),
     ("zlib", "Zlib", "zlib/zlib.h", r'define ZLIB_VERSION "([\d.]+)"'),
 ]
@@ -103,7 +103,8 @@ def bundled(packages):
 
 def compiler(directory):
     """The version of Rust that ggml-runner's file names."""
-    said = subprocess.run(["readelf", "-p", ".comment", directory / "bin/ggml-runner"], capture_output=True, text=True, check=False)
+    command = ["readelf", "-p", ".comment", directory / "bin/ggml-runner"]
+    said = subprocess.run(command, capture_output=True, text=True, check=False)
     version = re.search(r"rustc version ([\w.+-]+)", said.stdout)
     return version[1] if version else NOT_SAID
 
@@ -126,11 +127,11 @@ def document(target, directory):
     packages, uses = linked(target)
     sums, repository = checksums(), workspace["repository"]
     files = list(files_of(directory))
-    whole = package("SPDXRef-Archive", directory.name, workspace["version"], WHOLE, downloadLocation=repository, filesAnalyzed=True)
+    whole = package("SPDXRef-Archive", directory.name, workspace["version"], WHOLE, downloadLocation=repository)
     # Section 7.9 of the specification: SHA-1 of all files' SHA-1, sorted.
     sorted_sums = sorted(c["checksumValue"] for f in files for c in f["checksums"] if c["algorithm"] == "SHA1")
     code = hashlib.sha1("".join(sorted_sums).encode()).hexdigest()
-    whole |= {"packageVerificationCode": {"packageVerificationCodeValue": code}, "licenseInfoFromFiles": [NOT_SAID],
+    whole |= {"filesAnalyzed": True, "packageVerificationCode": {"packageVerificationCodeValue": code}, "licenseInfoFromFiles": [NOT_SAID],
               "packageFileName": f"{directory.name}.tar.gz", "primaryPackagePurpose": "APPLICATION"}
     crates = {i: crate(p, sums, repository) for i, p in packages.items()}
     libraries = [*bundled(packages), *(package(named("Library", name), name, NOT_SAID, licence) for name, licence in SYSTEM),
@@ -146,10 +147,12 @@ def document(target, directory):
         "spdxVersion": "SPDX-2.3", "dataLicense": "CC0-1.0", "SPDXID": "SPDXRef-DOCUMENT", "name": directory.name,
         "documentNamespace": f"{repository}/spdx/{directory.name}-{code}",
         "creationInfo": {"created": datetime.fromtimestamp(epoch, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
-                         "creators": ["Tool: profinfer-cross/sbom.py"], "comment": f"commit {git('rev-parse', 'HEAD') or 'unknown'}"},
+                         "creators": ["Tool: profinfer-cross/sbom.py"],
+                         "comment": f"commit {git('rev-parse', 'HEAD') or 'unknown'}"},
         "packages": [whole, *sorted(crates.values(), key=lambda p: p["SPDXID"]), *libraries],
         "files": files,
-        "relationships": [{"spdxElementId": one, "relationshipType": kind, "relatedSpdxElement": other} for one, kind, other in related],
+        "relationships": [{"spdxElementId": one, "relationshipType": kind, "relatedSpdxElement": other}
+                          for one, kind, other in related],
     }
 
 

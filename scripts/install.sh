@@ -92,7 +92,8 @@ line=$(grep -x "[0-9a-f]\{64\}  profinfer-$pattern-$arch-linux\.tar\.gz" "$work/
 archive=${line#*  }
 fetch "$archive"
 found=$(sum_of "$work/$archive")
-[ "$found" = "${line%%  *}" ] || die "$archive has the SHA-256 $found, not ${line%%  *}: it is damaged or forged; nothing was installed"
+[ "$found" = "${line%%  *}" ] ||
+    die "$archive has the SHA-256 $found, not ${line%%  *}: it is damaged or forged; nothing was installed"
 top=${archive%.tar.gz}
 tar -xzf "$work/$archive" -C "$work" || die "$archive cannot be unpacked: nothing was installed"
 [ -z "$(find "$work/$top" ! -type f ! -type d)" ] || die "$archive has more than files: nothing was installed"

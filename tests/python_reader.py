@@ -55,8 +55,8 @@ def environment(work):
         (place / "complete").touch()
     # What builds it is in the environment, with a sum of ours.
     before = beside_the_sources()
-    call(python, "-m", "pip", "--disable-pip-version-check", "wheel", "--quiet", "--no-index", "--no-deps", "--no-build-isolation",
-         "--wheel-dir", work / "wheel", ROOT / "python")
+    call(python, "-m", "pip", "--disable-pip-version-check", "wheel", "--quiet", "--no-index", "--no-deps",
+         "--no-build-isolation", "--wheel-dir", work / "wheel", ROOT / "python")
     if left := beside_the_sources() - before:
         sys.exit(f"building the package left files in python/: {', '.join(sorted(left))}")
     (wheel,) = (work / "wheel").iterdir()
@@ -71,9 +71,11 @@ def beside_the_sources():
 
 def check(wheel):
     """All modules, the licences, and the version of the module are in the package, and nothing else."""
-    about = f"profinfer-{re.search('__version__ = .(.*).$', (ROOT / 'python/profinfer/__init__.py').read_text(), re.MULTILINE)[1]}"
+    version = re.search('^__version__ = "(.*)"', (ROOT / "python/profinfer/__init__.py").read_text(), re.MULTILINE)[1]
+    about = f"profinfer-{version}"
     expected = {path.relative_to(ROOT / "python").as_posix() for path in (ROOT / "python/profinfer").glob("*.py")}
-    expected |= {f"{about}.dist-info/{name}" for name in ["METADATA", "RECORD", "WHEEL", *(f"licenses/{name}" for name in LICENCES)]}
+    licences = [f"licenses/{name}" for name in LICENCES]
+    expected |= {f"{about}.dist-info/{name}" for name in ["METADATA", "RECORD", "WHEEL", *licences]}
     with zipfile.ZipFile(wheel) as files:
         if set(files.namelist()) != expected or wheel.name != f"{about}-py3-none-any.whl":
             sys.exit(f"{wheel.name} differs in {', '.join(sorted(set(files.namelist()) ^ expected)) or 'its name'}")

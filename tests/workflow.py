@@ -54,7 +54,7 @@ def unparsed(path):
 
 def main():
     makes = targets()
-    others = [*sorted((ROOT / ".github").glob("*.yml")), *sorted((ROOT / ".github/ISSUE_TEMPLATE").glob("*.yml")), ROOT / "CITATION.cff"]
+    others = [ROOT / "CITATION.cff", *(ROOT / ".github").glob("*.yml"), *(ROOT / ".github/ISSUE_TEMPLATE").glob("*.yml")]
     found = [fault for path in others for fault in unparsed(path)]
     found += [f"{path.relative_to(ROOT)}: {what}" for path in sorted(WORKFLOWS.glob("*.yml")) for what in faults(path, makes)]
     print("\n".join(found), file=sys.stderr, end="\n" if found else "")
