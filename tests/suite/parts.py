@@ -105,6 +105,7 @@ PATHS = [
     (".github/*", ""),
     (".gitignore", ""),
     ("clippy.toml", ""),
+    ("deny.toml", ""),
     ("rustfmt.toml", ""),
     ("LICENSE-*", ""),
     ("CITATION.cff", ""),
