@@ -4,8 +4,9 @@
 usage: release.py              the checks of the version (a part of lint)
        release.py --names TAG  also that TAG is that of the version and in CHANGELOG.md (release.yml)
        release.py --tag        also that this commit can be released, and tags it vVERSION (make release): nothing is changed
-                               or untracked, CHANGELOG.md has a section of the version, no such tag exists, and the suite has
-                               passed here on this very commit, with nothing owed (make test-change or test-all)
+                               or untracked, CHANGELOG.md has a section of the version, no such tag exists, the programs that
+                               clang compiles are kept as of these sources (cross/keep.sh), and the suite has passed here
+                               on this very commit, with nothing owed (make test-change or test-all)
 """
 
 import re
@@ -27,6 +28,9 @@ NAMED = [
 LOCKS = ["Cargo.lock", "crates/layers/Cargo.lock", "fuzz/Cargo.lock"]
 # Files that cannot read the project's address in Cargo.toml.
 ADDRESSED = ["CITATION.cff", ".github/ISSUE_TEMPLATE/config.yml"]
+# Compiled programs that are kept with the sources (cross/keep.sh), and what they are compiled from, as their build scripts say.
+KEPT = [(".", "src/bpf/kept", ["build.rs", "src/bpf"]),
+        ("crates/inside", "kept", ["build.rs", "lib", "../../src/bpf"])]
 # Our own packages that are never released.
 NEVER = "0.0.0"
 
@@ -57,6 +61,29 @@ def unlogged(version):
         yield f"CHANGELOG.md has no section '## [{version}] - YYYY-MM-DD'"
 
 
+def source_sum(folder, sources):
+    """As `sum` of crates/inside/kept.rs."""
+    files = {}
+    for source in sources:
+        path = ROOT / folder / source
+        found = [path] if path.is_file() else [p for p in path.rglob("*") if p.suffix in (".c", ".h", ".S")]
+        # Ordered by the parts of the path as it was written.
+        files |= {tuple(source.split("/")) + p.relative_to(path).parts: p for p in found}
+    state = 0xCBF29CE484222325
+    for _, file in sorted(files.items()):
+        for byte in file.name.encode() + file.read_bytes():
+            state = (state ^ byte) * 0x100000001B3 % 2**64
+    return f"{state:016x}"
+
+
+def outdated():
+    """Compiled programs that builds without clang would refuse."""
+    for folder, kept, sources in KEPT:
+        file = ROOT / folder / kept / "SUM"
+        if not file.is_file() or file.read_text().strip() != source_sum(folder, sources):
+            yield f"{file.parent.relative_to(ROOT)} was not compiled from these sources: run cross/keep.sh and commit"
+
+
 def unreleasable(version, state):
     """Why this commit cannot be tagged."""
     head = choose.git("rev-parse", "HEAD")
@@ -68,7 +95,7 @@ def unreleasable(version, state):
     if choose.git("rev-parse", "--verify", "--quiet", f"refs/tags/v{version}"):
         yield f"there is a tag v{version} already: raise the version in Cargo.toml"
     if state.passed != head[0]:
-        yield f"the suite has not passed here on {head[0][:12]}, but on {state.passed[:12] or 'no commit'}: run make test-change"
+        yield f"the suite passed here on {state.passed[:12] or 'no commit'}, not on {head[0][:12]}: run make test-change"
     elif state.owed:
         yield f"the suite passed without {', '.join(state.owed)}: run make test-change again, or make test-all"
 
@@ -81,14 +108,15 @@ def main(arguments):
     version, repository = manifest()["version"], manifest()["repository"]
     found = [*disagreements(version, repository), *(unlogged(version) if arguments else [])]
     if tag:
-        found += unreleasable(version, choose.State())
+        found += [*outdated(), *unreleasable(version, choose.State())]
     elif arguments and arguments[1] != f"v{version}":
         found.append(f"the tag is {arguments[1]}, and the version {version}")
     for fault in found:
         print(f"release.py: {fault}", file=sys.stderr)
     if found or not tag:
         return 1 if found else 0
-    done = subprocess.run(["git", "-C", ROOT, "tag", "--annotate", f"v{version}", "--message", f"profinfer {version}"], check=False)
+    command = ["git", "-C", ROOT, "tag", "--annotate", f"v{version}", "--message", f"profinfer {version}"]
+    done = subprocess.run(command, check=False)
     if done.returncode == 0:
         print(f"tagged v{version}; to publish it: git push origin v{version}")
     return done.returncode

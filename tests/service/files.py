@@ -20,7 +20,7 @@ class Shell(Test):
         self.assertGreaterEqual(len(scripts), 7)
         self.run_it("shellcheck", "--shell=sh", *scripts)
         self.run_it("shellcheck", "--shell=sh", ROOT / "scripts" / "install.sh")
-        packaging = [f"cross/{name}.sh" for name in ("deb", "package", "release")]
+        packaging = [f"cross/{name}.sh" for name in ("deb", "keep", "package", "release")]
         self.run_it("shellcheck", "--external-sources", *packaging, cwd=ROOT)
 
 

@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import tarfile
 import threading
+import tomllib
 import unittest
 from pathlib import Path
 
@@ -91,7 +92,8 @@ class Installer(Served):
         self.write_sums()
 
     def write_sums(self, more=""):
-        sums = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in sorted(self.files.glob("*.tar.gz"))]
+        archives = sorted(self.files.glob("*.tar.gz"))
+        sums = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in archives]
         (self.files / "SHA256SUMS").write_text("".join(sums) + more)
 
     def test_it_copies_what_it_has_verified(self):
@@ -149,10 +151,10 @@ class Installer(Served):
         self.refused("SHA256SUMS cannot be fetched", "--from", "http://127.0.0.1:1")
 
     def test_sums_that_do_not_name_one_archive_are_refused(self):
-        for more in [f"{'0' * 64}  profinfer-1.2.4-{MACHINE}-linux.tar.gz\n", None]:
-            self.write_sums(more or "")
-            if more is None:
-                (self.files / "SHA256SUMS").write_text(f"{'0' * 64}  profinfer-1.2.3-mips-linux.tar.gz\n{'0' * 64}  ../{NAME}.tar.gz\n")
+        self.write_sums(f"{'0' * 64}  profinfer-1.2.4-{MACHINE}-linux.tar.gz\n")
+        self.refused("does not name one archive")
+        for name in ["profinfer-1.2.3-mips-linux", f"../{NAME}", f"profinfer-1.2.3/../x-{MACHINE}-linux"]:
+            (self.files / "SHA256SUMS").write_text(f"{'0' * 64}  {name}.tar.gz\n")
             self.refused("does not name one archive")
 
     def test_a_signature_is_verified_where_a_key_is_given(self):
@@ -173,8 +175,7 @@ class Installer(Served):
         self.refused("not signed by the key", "--key", public)
 
     def test_a_machine_without_a_release_is_told(self):
-        for said, why in [("Linux riscv64", "this is riscv64"), ("Linux armv7l", "this is armv7l"), ("Darwin arm64", "this is Darwin")]:
-            system, machine = said.split()
+        for system, machine, why in [("Linux", "riscv64", "is riscv64"), ("Linux", "armv7l", "is armv7l"), ("Darwin", "arm64", "is Darwin")]:
             self.script("uname", f'#!/bin/sh\n[ "$1" = -m ] && echo {machine} || echo {system}\n')
             self.refused(why, PATH=f"{self.dir}:{os.environ['PATH']}")
         for same in {"x86_64": ["amd64"], "aarch64": ["arm64"]}.get(MACHINE, []):
@@ -205,7 +206,7 @@ class Installer(Served):
 class Files(Served):
     def setUp(self):
         super().setUp()
-        self.version = self.run_it("sed", "-n", '/^.workspace.package/,/^version/s/^version = "\\(.*\\)"/\\1/p', ROOT / "Cargo.toml").strip()
+        self.version = tomllib.loads((ROOT / "Cargo.toml").read_text())["workspace"]["package"]["version"]
         self.dist = self.dir / "dist"
         self.out = self.dist / "release"
 
@@ -230,8 +231,8 @@ class Files(Served):
         first = self.made()
         name = f"profinfer-{self.version}-{MACHINE}-linux"
         arch = {"x86_64": "amd64", "aarch64": "arm64"}[MACHINE]
-        self.assertEqual(set(first), {f"{name}.tar.gz", f"{name}.spdx.json", f"profinfer_{self.version}_{arch}.deb", "install.sh",
-                                      "SHA256SUMS", "SHA256SUMS.sig"})
+        deb = f"profinfer_{self.version}_{arch}.deb"
+        self.assertEqual(set(first), {f"{name}.tar.gz", f"{name}.spdx.json", deb, "install.sh", "SHA256SUMS", "SHA256SUMS.sig"})
         # The sources of the programs are as old as before; the files are not.
         for path in (self.dist / TARGET).iterdir():
             os.utime(path, (0, 0))
@@ -259,8 +260,8 @@ class Files(Served):
         self.assertTrue(all((m.uid, m.gid, m.uname) == (0, 0, "") and (m.isfile() or m.isdir()) for m in members))
         self.assertEqual(len({m.mtime for m in members}), 1)
         names = {m.name.removeprefix(f"{name}/"): m.mode for m in members}
-        for file in ["bin/profinfer", "bin/ggml-runner", "lib/profinfer/libprofinfer-cl.so", "share/man/man1/profinfer-record.1.gz",
-                     "share/bash-completion/completions/ggml-runner", "share/zsh/site-functions/_profinfer",
+        for file in ["bin/profinfer", "bin/ggml-runner", "lib/profinfer/libprofinfer-cl.so",
+                     "share/man/man1/profinfer-record.1.gz", "share/bash-completion/completions/ggml-runner", "share/zsh/site-functions/_profinfer",
                      "share/fish/vendor_completions.d/profinfer.fish", "share/doc/profinfer/copyright"]:
             self.assertEqual(names.get(file), 0o755 if file.startswith("bin/") else 0o644, file)
 
@@ -278,19 +279,20 @@ class Files(Served):
         for package in told["packages"]:
             self.assertLessEqual({"name", "downloadLocation", "licenseDeclared", "filesAnalyzed"}, set(package))
         names = {package["name"] for package in told["packages"]}
-        self.assertLessEqual({"profinfer", "ggml-runner", "profinfer-vk", "inside", "libbpf-rs", "libbpf", "zlib", "musl"}, names)
+        linked = {"profinfer", "ggml-runner", "profinfer-vk", "inside", "libbpf-rs", "libbpf", "zlib", "musl"}
+        self.assertLessEqual(linked, names)
         # Built or tested with, and not linked.
         self.assertEqual(names & {"libbpf-cargo", "proptest", "tempfile", "serde_derive", "parquet", "miniz_oxide"}, set())
         with tarfile.open(self.out / f"{name}.tar.gz") as archive:
             files = {m.name.removeprefix(f"{name}/"): archive.extractfile(m).read() for m in archive.getmembers() if m.isfile()}
-        listed = {f["fileName"].removeprefix("./"): {c["algorithm"]: c["checksumValue"] for c in f["checksums"]} for f in told["files"]}
-        self.assertEqual({n: hashlib.sha256(data).hexdigest() for n, data in files.items()}, {n: s["SHA256"] for n, s in listed.items()})
+        listed = {f["fileName"].removeprefix("./"): c["checksumValue"] for f in told["files"] for c in f["checksums"]
+                  if c["algorithm"] == "SHA256"}
+        self.assertEqual({file: hashlib.sha256(data).hexdigest() for file, data in files.items()}, listed)
 
     def test_programs_of_another_commit_are_refused(self):
-        self.commit()
-        for said in [f"profinfer {self.version} (0123456789ab)", "profinfer 0.0.1", f"profinfer {self.version} ({self.commit()}, dirty)"]:
+        for of in [f"{self.version} (0123456789ab)", "0.0.1", f"{self.version} ({self.commit()}, dirty)"]:
             shutil.rmtree(self.dist, ignore_errors=True)
-            self.made_dist(said)
+            self.made_dist(f"profinfer {of}")
             self.assertIn("commit, then run make dist", self.release(code=1))
         self.assertIn("nothing in", self.release(code=1, PROFINFER_DIST=str(self.dir / "empty")))
 
@@ -299,11 +301,62 @@ class Files(Served):
         self.run_it("make", "install", f"FROM={built}", f"DESTDIR={self.dir}/staged", "PREFIX=/opt/x", cwd=ROOT)
         staged = self.dir / "staged/opt/x"
         names = {str(path.relative_to(staged)) for path in staged.rglob("*") if path.is_file()}
-        self.assertLessEqual({"bin/profinfer", "bin/ggml-runner", "lib/profinfer/libprofinfer-vk.so", "share/man/man1/profinfer.1.gz",
-                              "share/bash-completion/completions/profinfer"}, names)
+        self.assertLessEqual({"bin/profinfer", "bin/ggml-runner", "lib/profinfer/libprofinfer-vk.so",
+                              "share/man/man1/profinfer.1.gz", "share/bash-completion/completions/profinfer"}, names)
         said = self.run_it("make", "install", f"FROM={self.dir}/none", f"DESTDIR={self.dir}/no", code=2, cwd=ROOT)
         self.assertIn("make build", said)
         self.assertFalse((self.dir / "no").exists())
+
+
+class Kept(Test):
+    """Compiled programs that builds without clang take: crates/inside/kept.rs, in a build script of made-up sources."""
+
+    MAIN = """mod kept;
+        fn main() {
+            let sources = ["build.rs", "lib", "../lib"];
+            println!("{:?}", kept::instead_of_clang("kept", &sources));
+            kept::keep("kept", &sources, "a.z", b"compiled");
+        }"""
+
+    def setUp(self):
+        super().setUp()
+        self.need("rustc")
+        self.package = self.dir / "package"
+        for name in ["package/build.rs", "package/lib/b.c", "package/lib/deep/a.h", "package/lib/c.o", "lib/a.S"]:
+            (self.dir / name).parent.mkdir(parents=True, exist_ok=True)
+            (self.dir / name).write_text(name)
+        shutil.copy(ROOT / "crates/inside/kept.rs", self.dir)
+        (self.dir / "main.rs").write_text(self.MAIN)
+        self.run_it("rustc", "--edition", "2024", "-o", self.dir / "script", self.dir / "main.rs")
+
+    def build(self, clang="false", code=0, **env):
+        env = {**os.environ, "CLANG": clang, "CARGO_CFG_TARGET_ARCH": "aarch64", **env}
+        return self.run_it(self.dir / "script", cwd=self.package, env=env, code=code)
+
+    def test_they_are_taken_without_clang_if_they_are_of_the_sources(self):
+        refused = "was not compiled from these sources: install clang, or take the sources of a release"
+        self.assertIn(refused, self.build(code=101))
+        self.assertIn("None", self.build(clang="true"))
+        self.assertFalse((self.package / "kept").exists())
+        self.assertIn("None", self.build(clang="true", PROFINFER_KEEP="1"))
+        self.assertEqual((self.package / "kept/aarch64/a.z").read_text(), "compiled")
+        self.assertIn('Some("kept/aarch64")', self.build())
+        self.assertIn('Some("kept/aarch64")', self.build(clang="true", PROFINFER_KEPT="1"))
+        (self.package / "lib/c.o").write_text("no source")
+        self.build()
+        for name in ["package/build.rs", "package/lib/b.c", "package/lib/deep/a.h", "lib/a.S"]:
+            before = (self.dir / name).read_text()
+            (self.dir / name).write_text("another source")
+            self.assertIn(refused, self.build(code=101))
+            (self.dir / name).write_text(before)
+        self.build()
+
+    def test_make_release_reads_the_same_sum(self):
+        self.build(clang="true", PROFINFER_KEEP="1")
+        program = "import pathlib, release as r; r.ROOT = pathlib.Path.cwd(); " \
+                  "print(r.source_sum('package', ['build.rs', 'lib', '../lib']))"
+        env = {**os.environ, "PYTHONPATH": str(ROOT / "tests")}
+        self.assertEqual(self.run_it("python3", "-B", "-c", program, cwd=self.dir, env=env), (self.package / "kept/SUM").read_text())
 
 
 class Tag(Test):
@@ -312,11 +365,16 @@ class Tag(Test):
     def setUp(self):
         super().setUp()
         self.clone = self.dir / "clone"
-        for name in ["tests/release.py", "tests/suite/choose.py", "tests/suite/parts.py", "CHANGELOG.md", "CITATION.cff", "Cargo.toml",
-                     "Cargo.lock", "crates/layers/Cargo.toml", "crates/layers/Cargo.lock", "fuzz/Cargo.lock",
+        for name in ["tests/release.py", "tests/suite/choose.py", "tests/suite/parts.py", "CHANGELOG.md", "CITATION.cff",
+                     "Cargo.toml", "Cargo.lock", "crates/layers/Cargo.toml", "crates/layers/Cargo.lock", "fuzz/Cargo.lock",
                      "python/profinfer/__init__.py", ".github/ISSUE_TEMPLATE/config.yml"]:
             (self.clone / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, self.clone / name)
+        for folder, file in [(".", "src/bpf/a.c"), ("crates/inside", "lib/a.c")]:
+            for name in [file, "build.rs"]:
+                (self.clone / folder / name).parent.mkdir(parents=True, exist_ok=True)
+                (self.clone / folder / name).write_text("a source")
+        self.keep()
         self.git("init", "--quiet")
         for setting in ["user.name=a", "user.email=a@b", "tag.gpgSign=false", "commit.gpgSign=false"]:
             self.git("config", *setting.split("="))
@@ -326,6 +384,12 @@ class Tag(Test):
 
     def git(self, *arguments):
         return self.run_it("git", "-C", self.clone, *arguments)
+
+    def keep(self):
+        """What cross/keep.sh does after it has compiled."""
+        program = "import release as r\nfor f, k, s in r.KEPT: d = r.ROOT / f / k; d.mkdir(exist_ok=True); " \
+                  "(d / 'SUM').write_text(r.source_sum(f, s))"
+        self.run_it("python3", "-B", "-c", program, cwd=self.clone / "tests")
 
     def commit(self):
         self.git("commit", "--quiet", "--all", "--allow-empty", "--message", "a state")
@@ -347,10 +411,10 @@ class Tag(Test):
         self.assertIn("already", self.release(code=1))
 
     def test_an_untested_commit_is_refused(self):
-        self.assertIn("has not passed here", self.release(code=1))
+        self.assertIn("the suite passed here on", self.release(code=1))
         self.passed()
         self.commit()
-        self.assertIn("has not passed here", self.release(code=1))
+        self.assertIn("the suite passed here on", self.release(code=1))
         self.passed(owed=["kill", "arm"])
         self.assertIn("passed without kill, arm", self.release(code=1))
         self.assertEqual(self.git("tag", "--list", f"v{self.version}"), "")
@@ -375,6 +439,18 @@ class Tag(Test):
         self.passed()
         self.assertIn("CHANGELOG.md has no section", self.release(code=1))
 
+    def test_compiled_programs_of_other_sources_are_refused(self):
+        (self.clone / "src/bpf/a.c").write_text("another source")
+        self.commit()
+        self.passed()
+        said = self.release(code=1)
+        self.assertIn("src/bpf/kept was not compiled from these sources", said)
+        self.assertIn("crates/inside/kept was not compiled from these sources", said)
+        self.keep()
+        self.commit()
+        self.passed()
+        self.release()
+
     def test_files_that_disagree_are_refused(self):
         self.assertEqual(self.release("--names", f"v{self.version}"), "")
         self.assertIn("the tag is v9.9.9", self.release("--names", "v9.9.9", code=1))
@@ -383,7 +459,8 @@ class Tag(Test):
         self.change("CITATION.cff", "https://", "https://x.")
         self.assertIn("CITATION.cff has the address", self.release("--names", f"v{self.version}", code=1))
         self.change("crates/layers/Cargo.lock", f'version = "{self.version}"', 'version = "9.9.9"')
-        self.assertIn("crates/layers/Cargo.lock has another version of handover", self.release("--names", f"v{self.version}", code=1))
+        said = self.release("--names", f"v{self.version}", code=1)
+        self.assertIn("crates/layers/Cargo.lock has another version of handover", said)
 
 
 if __name__ == "__main__":
