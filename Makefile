@@ -24,8 +24,8 @@ START := $(shell date +%s)
 say = @t=$$(( $$(date +%s) - $(START) )); printf '\n== %d:%02d  %s\n' $$((t / 60)) $$((t % 60)) "$(1)"
 
 .NOTPARALLEL:
-.PHONY: layers score check help setup setup-build setup-demo setup-dist setup-deb build install dist demo demo-llama test test-all test-change \
-    lint rebuild-check rustdoc fixtures engines driver unit test-service deb packages release test-dist test-cross dist-check test-arm images guests-short \
+.PHONY: layers score check help setup setup-build setup-demo setup-dist setup-deb build install dist demo demo-llama test test-all \
+    test-change lint rebuild-check rustdoc fixtures engines driver unit test-service deb packages release test-dist test-cross dist-check test-arm images guests-short \
     guests boards test-arm64 asan live devices server browser spark kill no-agent flaky proptest setup-fuzz fuzz fuzz-quick kill-points faults clean
 
 ##@ Use
@@ -59,7 +59,7 @@ dist: | setup-dist ## build static binaries for boards, AArch64 and x86-64, with
 deb: dist | setup-deb ## build Debian packages of the static binaries: dist/*.deb
 	@cross/deb.sh $(TARGETS)
 
-packages: dist | setup-deb ## build the files of a release: archives, Debian packages, lists of what is linked, sums: dist/release/
+packages: dist | setup-deb ## build the files of a release, with sums and lists of what is linked: dist/release/
 	@cross/release.sh $(TARGETS)
 
 release: ## tag this commit with the version, if it is tested, clean and in CHANGELOG.md
@@ -154,7 +154,7 @@ spark: | setup ## ask the questions of docs/SQL.md in Apache Spark
 	$(call say,Apache Spark)
 	$(RUST) plain -- dataset_sql::spark
 
-test-service: layers | setup ## test the service: unit, init scripts, scripts for boards, packages and releases, and its metrics with Prometheus
+test-service: layers | setup ## test files of the service, packages, releases, and metrics with Prometheus
 	$(call say,files of the service)
 	$(RUST) lib plain -- metrics::tests::samples_for_other_programs
 	python3 tests/service/files.py
