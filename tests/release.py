@@ -27,7 +27,7 @@ NAMED = [
 ]
 LOCKS = ["Cargo.lock", "crates/layers/Cargo.lock", "fuzz/Cargo.lock"]
 # Files that cannot read the project's address in Cargo.toml.
-ADDRESSED = ["CITATION.cff", ".github/ISSUE_TEMPLATE/config.yml"]
+ADDRESSED = ["CITATION.cff", "docs/SECURITY.md", ".github/ISSUE_TEMPLATE/config.yml"]
 # Compiled programs that are kept with the sources (cross/keep.sh), and what they are compiled from, as their build scripts say.
 KEPT = [(".", "src/bpf/kept", ["build.rs", "src/bpf"]),
         ("crates/inside", "kept", ["build.rs", "lib", "../../src/bpf"])]

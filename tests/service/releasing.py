@@ -175,7 +175,8 @@ class Installer(Served):
         self.refused("not signed by the key", "--key", public)
 
     def test_a_machine_without_a_release_is_told(self):
-        for system, machine, why in [("Linux", "riscv64", "is riscv64"), ("Linux", "armv7l", "is armv7l"), ("Darwin", "arm64", "is Darwin")]:
+        machines = [("Linux", "riscv64", "is riscv64"), ("Linux", "armv7l", "is armv7l"), ("Darwin", "arm64", "is Darwin")]
+        for system, machine, why in machines:
             self.script("uname", f'#!/bin/sh\n[ "$1" = -m ] && echo {machine} || echo {system}\n')
             self.refused(why, PATH=f"{self.dir}:{os.environ['PATH']}")
         for same in {"x86_64": ["amd64"], "aarch64": ["arm64"]}.get(MACHINE, []):
@@ -261,7 +262,8 @@ class Files(Served):
         self.assertEqual(len({m.mtime for m in members}), 1)
         names = {m.name.removeprefix(f"{name}/"): m.mode for m in members}
         for file in ["bin/profinfer", "bin/ggml-runner", "lib/profinfer/libprofinfer-cl.so",
-                     "share/man/man1/profinfer-record.1.gz", "share/bash-completion/completions/ggml-runner", "share/zsh/site-functions/_profinfer",
+                     "share/man/man1/profinfer-record.1.gz", "share/bash-completion/completions/ggml-runner",
+                     "share/zsh/site-functions/_profinfer",
                      "share/fish/vendor_completions.d/profinfer.fish", "share/doc/profinfer/copyright"]:
             self.assertEqual(names.get(file), 0o755 if file.startswith("bin/") else 0o644, file)
 
@@ -356,7 +358,8 @@ class Kept(Test):
         program = "import pathlib, release as r; r.ROOT = pathlib.Path.cwd(); " \
                   "print(r.source_sum('package', ['build.rs', 'lib', '../lib']))"
         env = {**os.environ, "PYTHONPATH": str(ROOT / "tests")}
-        self.assertEqual(self.run_it("python3", "-B", "-c", program, cwd=self.dir, env=env), (self.package / "kept/SUM").read_text())
+        said = self.run_it("python3", "-B", "-c", program, cwd=self.dir, env=env)
+        self.assertEqual(said, (self.package / "kept/SUM").read_text())
 
 
 class Tag(Test):
@@ -367,7 +370,7 @@ class Tag(Test):
         self.clone = self.dir / "clone"
         for name in ["tests/release.py", "tests/suite/choose.py", "tests/suite/parts.py", "CHANGELOG.md", "CITATION.cff",
                      "Cargo.toml", "Cargo.lock", "crates/layers/Cargo.toml", "crates/layers/Cargo.lock", "fuzz/Cargo.lock",
-                     "python/profinfer/__init__.py", ".github/ISSUE_TEMPLATE/config.yml"]:
+                     "python/profinfer/__init__.py", "docs/SECURITY.md", ".github/ISSUE_TEMPLATE/config.yml"]:
             (self.clone / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, self.clone / name)
         for folder, file in [(".", "src/bpf/a.c"), ("crates/inside", "lib/a.c")]:
