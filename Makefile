@@ -24,8 +24,8 @@ START := $(shell date +%s)
 say = @t=$$(( $$(date +%s) - $(START) )); printf '\n== %d:%02d  %s\n' $$((t / 60)) $$((t % 60)) "$(1)"
 
 .NOTPARALLEL:
-.PHONY: layers score check help setup setup-build setup-demo setup-dist setup-deb build dist demo demo-llama test test-all test-change \
-    lint rebuild-check rustdoc fixtures engines driver unit test-service deb test-dist test-cross dist-check test-arm images guests-short \
+.PHONY: layers score check help setup setup-build setup-demo setup-dist setup-deb build install dist demo demo-llama test test-all \
+    test-change lint rebuild-check rustdoc fixtures engines driver unit test-service deb packages release test-dist test-cross dist-check test-arm images guests-short \
     guests boards test-arm64 asan live devices server browser spark kill no-agent flaky proptest setup-fuzz fuzz fuzz-quick kill-points faults clean
 
 ##@ Use
@@ -47,12 +47,23 @@ layers: | setup-build ## build the layers that record device times (record --gpu
 	    cp crates/layers/vulkan/VkLayer_profinfer.json target/$$to/; \
 	done
 
+PREFIX ?= /usr/local
+FROM ?= target/release
+install: ## copy what `make build` built below PREFIX (/usr/local): programs, layers, manual pages, completions
+	@. cross/package.sh && lay_out "$(FROM)" "$(DESTDIR)$(PREFIX)" "$$(uname -m)"
+
 dist: | setup-dist ## build static binaries for boards, AArch64 and x86-64, with checksums: dist/*-musl/
 	$(call say,static binaries)
 	@cross/dist.sh $(TARGETS)
 
 deb: dist | setup-deb ## build Debian packages of the static binaries: dist/*.deb
 	@cross/deb.sh $(TARGETS)
+
+packages: dist | setup-deb ## build the files of a release, with sums and lists of what is linked: dist/release/
+	@cross/release.sh $(TARGETS)
+
+release: ## tag this commit with the version, if it is tested, clean and in CHANGELOG.md
+	@python3 tests/release.py --tag
 
 demo: | setup-build ## record ggml-runner on a generated model and report; needs no installed engine
 	@scripts/demo.sh
@@ -115,6 +126,7 @@ lint: | setup ## rustfmt, clippy, clang-format, the workflow, dependencies, wait
 	python3 tests/setup_table.py
 	python3 tests/workflow.py
 	python3 tests/imports.py
+	python3 tests/release.py
 	python3 tests/supply_chain.py
 	rustfmt --check --edition 2024 fuzz/src/main.rs
 	clang-format --dry-run -Werror src/bpf/*.[ch] crates/inside/lib/*.[ch] crates/inside/lib/shim/bpf/*.h cross/*.c cross/qemu/*.c $(C_OF_TESTS)
@@ -142,11 +154,12 @@ spark: | setup ## ask the questions of docs/SQL.md in Apache Spark
 	$(call say,Apache Spark)
 	$(RUST) plain -- dataset_sql::spark
 
-test-service: layers | setup ## test the service: unit, init scripts, scripts for boards, Debian package, and its metrics with Prometheus
+test-service: layers | setup ## test files of the service, packages, releases, and metrics with Prometheus
 	$(call say,files of the service)
 	$(RUST) lib plain -- metrics::tests::samples_for_other_programs
 	python3 tests/service/files.py
 	python3 tests/service/installing.py
+	python3 tests/service/releasing.py
 	python3 tests/service/metrics.py
 
 test-dist: dist | setup ## test the static binaries: size, static linking, commit, target, and abort on panic
@@ -158,7 +171,7 @@ test-cross: | setup ## build with cross as docs/BUILDING.md says, in a container
 	$(call say,cross in a container)
 	python3 tests/cross_build.py
 
-dist-check: | setup-dist ## check that static builds are reproducible in another directory (one more full build; TARGETS selects)
+dist-check: | setup-deb ## check that static builds are reproducible in another directory (one more full build; TARGETS selects)
 	$(call say,reproducible builds)
 	@tests/dist/same.sh $(TARGETS)
 

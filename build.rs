@@ -1,33 +1,55 @@
-//! Compiles src/bpf/*.bpf.c and generates their libbpf-rs skeletons.
+//! Compiles src/bpf/*.bpf.c, or takes the compiled ones of a release, and generates their libbpf-rs skeletons.
 #![allow(clippy::expect_used, clippy::panic, reason = "a build script stops the build")]
 
 use std::path::{Path, PathBuf};
 
+#[path = "crates/inside/kept.rs"]
+mod kept;
+
+/// Compiled programs of a release, and what they depend on.
+const KEPT: &str = "src/bpf/kept";
+const SOURCES: [&str; 2] = ["build.rs", "src/bpf"];
+
 fn main() {
-    println!("cargo::rerun-if-changed=build.rs");
-    println!("cargo::rerun-if-changed=src/bpf");
-    ["ops", "pmc", "process", "process_tp", "sched"].iter().for_each(|name| skeleton(name));
+    println!("cargo::rerun-if-changed=crates/inside/kept.rs");
+    SOURCES.iter().for_each(|source| println!("cargo::rerun-if-changed={source}"));
+    let kept = kept::instead_of_clang(KEPT, &SOURCES);
+    ["ops", "pmc", "process", "process_tp", "sched"].iter().for_each(|name| skeleton(name, kept.as_deref()));
 }
 
-/// Compiles a program and generates its skeleton.
-fn skeleton(name: &str) {
+/// Compiles a program, or unpacks the kept one, and generates its skeleton.
+fn skeleton(name: &str, kept: Option<&Path>) {
     let out = PathBuf::from(std::env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
     let here = std::env::current_dir().expect("cargo starts build scripts in the package");
     // Line information contains file names; keep local paths out of it.
     let no_paths = format!("-ffile-prefix-map={}=.", here.display());
     let source = format!("src/bpf/{name}.bpf.c");
     let (object, code) = (out.join(format!("{name}.bpf.o")), out.join(format!("{name}.skel.rs")));
-    libbpf_cargo::SkeletonBuilder::new()
-        .source(&source)
-        .obj(&object)
-        .reference_obj(true)
+    let mut builder = libbpf_cargo::SkeletonBuilder::new();
+    // It is not for readers, and a toolchain without rustfmt may have a rustfmt that fails: there is none of this name.
+    builder.source(&source).obj(&object).reference_obj(true).rustfmt("no-rustfmt");
+    let done = match kept {
+        Some(kept) => {
+            unpack(&kept.join(format!("{name}.bpf.z")), &object);
+            builder.generate(&code)
+        }
         // Never read a header of this machine, whatever processor the programs are for.
-        .clang_args(["-Wall", "-Werror", "-nostdinc", "-Isrc/bpf", &no_paths])
-        .build_and_generate(&code)
-        .unwrap_or_else(|e| {
-            panic!("{source}: {e:#}\n(clang and libelf are needed: scripts/setup.sh installs them)")
-        });
+        None => builder
+            .clang_args(["-Wall", "-Werror", "-nostdinc", "-Isrc/bpf", &no_paths])
+            .build_and_generate(&code),
+    };
+    done.unwrap_or_else(|e| {
+        panic!("{source}: {e:#}\n(clang and libelf are needed: scripts/setup.sh installs them)")
+    });
     pack(&object, &code);
+}
+
+/// Writes the object that was packed into this file.
+fn unpack(packed: &Path, object: &Path) {
+    let bytes =
+        std::fs::read(packed).unwrap_or_else(|e| panic!("{}: {e}: clang is needed", packed.display()));
+    let bytes = miniz_oxide::inflate::decompress_to_vec_zlib(&bytes).expect("this script packed it");
+    std::fs::write(object, bytes).expect("OUT_DIR is ours");
 }
 
 /// Compresses the object into the program, at a quarter of its size: the skeleton takes it from `unpacked_object`,
@@ -37,7 +59,9 @@ fn pack(object: &Path, code: &Path) {
     without_lines(&mut bytes).expect("clang wrote the line information");
     std::fs::write(object, &bytes).expect("OUT_DIR is ours");
     let packed = miniz_oxide::deflate::compress_to_vec_zlib(&bytes, 10);
-    std::fs::write(object.with_extension("z"), packed).expect("OUT_DIR is ours");
+    let file = object.with_extension("z");
+    kept::keep(KEPT, &SOURCES, &file.file_name().expect("it has one").to_string_lossy(), &packed);
+    std::fs::write(file, packed).expect("OUT_DIR is ours");
     let text = std::fs::read_to_string(code).expect("libbpf-cargo wrote the skeleton");
     let (before, after) = text.split_once("::new(&DATA)").expect("a skeleton takes its object from DATA");
     let text = format!("{before}::new(unpacked_object()?){after}");

@@ -1,23 +1,15 @@
 #!/usr/bin/env bash
-# Debian packages of the static recorder, without dependencies: dist/profinfer_VERSION_ARCHITECTURE.deb. Built by
-# dpkg-deb; the same commit gives the same bytes. The program prints its own manual pages and completions: for another
-# architecture, QEMU runs it (qemu-user-static).
+# Debian packages of the static programs, without dependencies: dist/profinfer_VERSION_ARCHITECTURE.deb. Built by
+# dpkg-deb; the same commit gives the same bytes. What both programs bring: cross/package.sh.
 #
 # usage: deb.sh [TARGET...]      aarch64-unknown-linux-musl, x86_64-unknown-linux-musl; default: all in dist/
 # PROFINFER_DIST sets another dist/, PROFINFER_VERSION another version than that of Cargo.toml and the commit.
 set -euo pipefail
-umask 022
-root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-dist=${PROFINFER_DIST:-$root/dist}
-
-die() { echo "cross/deb.sh: $*" >&2; exit 1; }
-
-epoch=$(git -C "$root" log -1 --format=%ct 2>/dev/null || stat -c %Y "$root/Cargo.toml")
-export SOURCE_DATE_EPOCH=$epoch
+# shellcheck source=cross/package.sh
+. "$(dirname "${BASH_SOURCE[0]}")/package.sh"
 
 version() {
-    local number commit
-    number=$(sed -n 's/^version = "\(.*\)"/\1/p' "$root/Cargo.toml" | head -n 1)
+    local commit
     commit=$(git -C "$root" rev-parse --short=7 HEAD 2>/dev/null || true)
     if [ -z "$commit" ] || git -C "$root" describe --exact-match --match "v$number" >/dev/null 2>&1; then
         echo "$number"
@@ -34,12 +26,6 @@ architecture() { # target
     esac
 }
 
-copyright() {
-    # Paragraphs of a licence are indented, and a dot represents an empty line.
-    sed 's/^$/./; s/^/ /' "$root/LICENSE-MIT" >"$tree.mit"
-    sed -e "/^@MIT@\$/{r $tree.mit" -e 'd}' "$root/conf/debian/copyright"
-}
-
 control() { # architecture
     cat <<EOF
 Package: profinfer
@@ -49,6 +35,7 @@ Section: devel
 Priority: optional
 Maintainer: ${DEBFULLNAME:-profinfer} <${DEBEMAIL:-profinfer@localhost.localdomain}>
 Installed-Size: $(du -k -s "$tree" | cut -f 1)
+Homepage: $(of_workspace repository)
 Description: operator-level profiler for llama.cpp and GGML programs
  It says which operator, layer, thread or expert costs the time in a running
  llama.cpp, or in any other program built on GGML, and whether it was
@@ -56,27 +43,10 @@ Description: operator-level profiler for llama.cpp and GGML programs
  eBPF probes: programs are neither rebuilt nor restarted nor patched.
  .
  As a service it waits for engines and records each within its budget.
+ .
+ The package also has ggml-runner, a small engine that runs and generates GGUF
+ models: something to record where there is no other engine.
 EOF
-}
-
-# Manual pages and completions, printed by the program itself: pages of other builds have other subcommands.
-pages() { # target
-    local runner=() name shell
-    if [ "${1%%-*}" != "$(uname -m)" ]; then
-        runner=("$(command -v "qemu-${1%%-*}-static" || command -v "qemu-${1%%-*}")") ||
-            die "manual pages are printed by the program, and $1 does not run here: install qemu-user-static"
-    fi
-    ours() { "${runner[@]}" "$dist/$target/profinfer" "$@"; }
-    install -d "$tree/usr/share/man/man1"
-    page() { ours help --man "${@:2}" | gzip -9n >"$tree/usr/share/man/man1/$1.1.gz"; }
-    page profinfer
-    for name in $(ours --help | sed -n '/^Subcommands:/,/^$/s/^  \([a-z-]\+\).*/\1/p'); do page "profinfer-$name" "$name"; done
-    [ -f "$tree/usr/share/man/man1/profinfer-completions.1.gz" ] || die "$1: --help lists no subcommands"
-    for shell in bash-completion/completions/profinfer zsh/vendor-completions/_profinfer fish/vendor_completions.d/profinfer.fish; do
-        install -d "$tree/usr/share/${shell%/*}"
-        name=${shell%%/*}
-        ours completions "${name%-completion}" >"$tree/usr/share/$shell"
-    done
 }
 
 package() { # target
@@ -84,20 +54,17 @@ package() { # target
     arch=$(architecture "$1")
     [ -f "$dist/$1/profinfer" ] || die "$dist/$1/profinfer does not exist: run make dist"
     rm -rf "$tree"
-    install -D -m 755 "$dist/$1/profinfer" "$tree/usr/bin/profinfer"
-    for file in libprofinfer-cl.so libprofinfer-vk.so libprofinfer-cu.so VkLayer_profinfer.json; do
-        install -D -m 644 "$dist/$1/$file" "$tree/usr/lib/profinfer/$file"
-    done
+    lay_out "$dist/$1" "$tree/usr" "$1"
+    mv "$tree"/usr/share/zsh/{site-functions,vendor-completions}
     install -D -m 644 "$root/conf/systemd/profinfer.service" "$tree/usr/lib/systemd/system/profinfer.service"
     install -D -m 755 "$root/conf/sysv/profinfer" "$tree/etc/init.d/profinfer"
     # It may hold secrets: headers of [otlp].
     install -D -m 600 "$root/conf/profinfer.toml" "$tree/etc/profinfer/profinfer.toml"
     install -d "$tree/usr/share/doc/profinfer" "$tree/DEBIAN"
-    install -m 644 "$root"/docs/{SERVICE,CONFIG}.md "$tree/usr/share/doc/profinfer/"
-    pages "$1"
+    install -m 644 "$root"/docs/{SERVICE,CONFIG}.md "$root/CHANGELOG.md" "$tree/usr/share/doc/profinfer/"
     copyright >"$tree/usr/share/doc/profinfer/copyright"
-    printf 'profinfer (%s) unstable; urgency=medium\n\n  * See the project for what changed.\n\n -- %s  %s\n' "$version" \
-        "${DEBFULLNAME:-profinfer} <${DEBEMAIL:-profinfer@localhost.localdomain}>" "$(date -u -R -d "@$epoch")" |
+    printf 'profinfer (%s) unstable; urgency=medium\n\n  * CHANGELOG.md beside this file says what changed.\n\n -- %s  %s\n' \
+        "$version" "${DEBFULLNAME:-profinfer} <${DEBEMAIL:-profinfer@localhost.localdomain}>" "$(date -u -R -d "@$epoch")" |
         gzip -9n >"$tree/usr/share/doc/profinfer/changelog.gz"
     printf '%s\n' /etc/init.d/profinfer /etc/profinfer/profinfer.toml >"$tree/DEBIAN/conffiles"
     install -m 755 "$root"/conf/debian/{postinst,prerm,postrm} "$tree/DEBIAN/"
@@ -113,10 +80,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 tree=$work/tree
 version=${PROFINFER_VERSION:-$(version)}
-if [ $# -eq 0 ]; then
-    for target in aarch64-unknown-linux-musl x86_64-unknown-linux-musl; do
-        [ ! -f "$dist/$target/profinfer" ] || set -- "$@" "$target"
-    done
-fi
+# shellcheck disable=SC2046
+[ $# -gt 0 ] || set -- $(targets_in_dist)
 [ $# -gt 0 ] || die "nothing in $dist: run make dist"
 for target; do package "$target"; done

@@ -10,16 +10,22 @@ interpreter and without them; PROFINFER_REQUIRE=1 makes that a failure."""
 import hashlib
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
+import zipfile
 
 from skips import REQUIRED, note
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 PACKAGES = ROOT / "python/tests/requirements.txt"
 CACHE = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache") / "profinfer"
+
+
+# The same files as above it, where a package of python/ needs them.
+LICENCES = ["LICENSE-MIT", "LICENSE-APACHE"]
 
 
 class Missing(Exception):
@@ -47,11 +53,35 @@ def environment(work):
         call(sys.executable, "-m", "venv", place)
         pip(python, "--require-hashes", "--only-binary", ":all:", "-r", PACKAGES)
         (place / "complete").touch()
-    # A build leaves files beside its sources. setuptools is in the environment, with a sum of ours.
-    source = work / "python"
-    shutil.copytree(ROOT / "python", source, ignore=shutil.ignore_patterns("build", "*.egg-info", "__pycache__"))
-    pip(python, "--no-index", "--no-deps", "--no-build-isolation", "--force-reinstall", source)
+    # What builds it is in the environment, with a sum of ours.
+    before = beside_the_sources()
+    call(python, "-m", "pip", "--disable-pip-version-check", "wheel", "--quiet", "--no-index", "--no-deps",
+         "--no-build-isolation", "--wheel-dir", work / "wheel", ROOT / "python")
+    if left := beside_the_sources() - before:
+        sys.exit(f"building the package left files in python/: {', '.join(sorted(left))}")
+    (wheel,) = (work / "wheel").iterdir()
+    check(wheel)
+    pip(python, "--no-index", "--no-deps", "--force-reinstall", wheel)
     return python
+
+
+def beside_the_sources():
+    return {str(path.relative_to(ROOT / "python")) for path in (ROOT / "python").rglob("*")}
+
+
+def check(wheel):
+    """All modules, the licences, and the version of the module are in the package, and nothing else."""
+    version = re.search('^__version__ = "(.*)"', (ROOT / "python/profinfer/__init__.py").read_text(), re.MULTILINE)[1]
+    about = f"profinfer-{version}"
+    expected = {path.relative_to(ROOT / "python").as_posix() for path in (ROOT / "python/profinfer").glob("*.py")}
+    licences = [f"licenses/{name}" for name in LICENCES]
+    expected |= {f"{about}.dist-info/{name}" for name in ["METADATA", "RECORD", "WHEEL", *licences]}
+    with zipfile.ZipFile(wheel) as files:
+        if set(files.namelist()) != expected or wheel.name != f"{about}-py3-none-any.whl":
+            sys.exit(f"{wheel.name} differs in {', '.join(sorted(set(files.namelist()) ^ expected)) or 'its name'}")
+    for name in LICENCES:
+        if (ROOT / "python" / name).read_bytes() != (ROOT / name).read_bytes():
+            sys.exit(f"python/{name} differs from {name}: copy it")
 
 
 def traces(work):

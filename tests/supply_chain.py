@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""Checks of third-party code: licences, advisories, sources, and that scripts install nothing unverified.
-Needs Python 3.11 and cargo.
+"""Checks of third-party code: licences, versions and sources of crates with cargo-deny (deny.toml), and without it
+advisories, what is linked into the programs that we distribute, and that scripts install nothing unverified.
+Needs Python 3.11 and cargo; cargo-deny is that of scripts/setup.sh, or one in PATH.
 
 usage: supply_chain.py                     run a self-test, then all checks
        supply_chain.py --copyright         write the crates into conf/debian/copyright
@@ -8,35 +9,31 @@ usage: supply_chain.py                     run a self-test, then all checks
 """
 
 import json
+import os
 import re
+import shutil
 import subprocess
 import sys
+import tempfile
 import tomllib
 from collections import defaultdict
 from pathlib import Path
 
+from skips import REQUIRED, note
+
 ROOT = Path(__file__).resolve().parents[1]
 ADVISORIES = ROOT / "tests" / "advisories.tsv"
-LOCKS = ["Cargo.lock", "crates/layers/Cargo.lock", "fuzz/Cargo.lock"]
 COPYRIGHT = ROOT / "conf" / "debian" / "copyright"
 LINUX = ["--filter-platform", "x86_64-unknown-linux-gnu"]
-REGISTRY = "registry+https://github.com/rust-lang/crates.io-index"
+# Each has a lock file.
+WORKSPACES = [".", "crates/layers", "fuzz"]
+LOCKS = [f"{folder}/Cargo.lock".removeprefix("./") for folder in WORKSPACES]
+CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "profinfer"
 
 # The program that has the dependencies of both.
 PROGRAM = "programs/profinfer"
 # The features of the programs that we distribute (cross/dist.sh).
 STATIC = ["--no-default-features", "--features", "vendored"]
-# Licences accepted in the programs that we distribute. They contain libelf, used under GPL-2+, whose version 2 does not go
-# with Apache-2.0.
-DISTRIBUTED = {"MIT", "BSD-2-Clause", "BSD-3-Clause", "0BSD", "ISC", "Zlib", "Unlicense", "Unicode-3.0"}
-# Licences compatible with ours, MIT or Apache-2.0, in programs that a user builds.
-SHIPPED = DISTRIBUTED | {"Apache-2.0"}
-# Licences accepted in tools that only build or test.
-TOOLS = SHIPPED | {"Apache-2.0 WITH LLVM-exception", "CC0-1.0", "NCSA"}
-# Crates that may be in a lock file in several versions, and why.
-TWICE = {"syn": "derive macros are between two versions of it; it only builds",
-         "getrandom": "that of parquet's hash, of the macro that it builds with, and of proptest, which only tests",
-         "r-efi": "two versions of getrandom; on UEFI only"}
 # Advisories that do not affect us, and why.
 IGNORED = {}
 # Files that install something, and patterns that none of their lines may match.
@@ -107,66 +104,6 @@ def faults(lock, advisories):
                 yield f"{package['name']} {package['version']} has {name} ({kind}); versions without it: {safe}"
 
 
-def sources(lock, ours):
-    """Crates that are neither ours nor from crates.io, or have no checksum."""
-    for package in lock.get("package", []):
-        name = f"{package['name']} {package['version']}"
-        if "source" not in package:
-            if package["name"] not in ours:
-                yield f"{name} is taken from a path and is not ours"
-        elif package["source"] != REGISTRY:
-            yield f"{name} comes from {package['source']}: crates.io only"
-        elif not re.fullmatch(r"[0-9a-f]{64}", package.get("checksum", "")):
-            yield f"{name} has no SHA-256"
-
-
-def twice(lock):
-    """Crates in several versions: each adds code to review and to ship."""
-    found = defaultdict(set)
-    for package in lock.get("package", []):
-        found[package["name"]].add(package["version"])
-    for name, versions in sorted(found.items()):
-        if len(versions) > 1 and name not in TWICE:
-            yield f"{name} in versions {', '.join(sorted(versions))}: bring them together, or say why in TWICE"
-
-
-def allowed(expression, licences):
-    """Whether these licences satisfy an SPDX licence expression."""
-    words = re.findall(r"[()]|[\w.+-]+", expression.replace("/", " OR "))
-    at = 0
-
-    def one():
-        nonlocal at
-        word = words[at]
-        at += 1
-        if word == "(":
-            value = either()
-            at += 1
-            return value
-        if at < len(words) and words[at] == "WITH":
-            word += f" WITH {words[at + 1]}"
-            at += 2
-        return word in licences
-
-    def both():
-        nonlocal at
-        value = one()
-        while at < len(words) and words[at] == "AND":
-            at += 1
-            value = one() and value
-        return value
-
-    def either():
-        nonlocal at
-        value = both()
-        while at < len(words) and words[at] == "OR":
-            at += 1
-            value = both() or value
-        return value
-
-    return bool(words) and either() and at == len(words)
-
-
 def shipped(metadata):
     """Ids of the packages linked into the programs: reached by normal dependencies, not by those for building or testing."""
     macros = {p["id"] for p in metadata["packages"] if any("proc-macro" in t["kind"] for t in p["targets"])}
@@ -182,16 +119,31 @@ def shipped(metadata):
     return found
 
 
-def licences(metadata, linked=SHIPPED):
-    """Packages whose licence is not accepted in the programs, or for building and testing; without `linked`, nothing is
-    linked into a program."""
-    inside = shipped(metadata) if linked else set()
-    for package in metadata["packages"]:
-        words, of = package["license"] or "", linked if package["id"] in inside else TOOLS
-        own = package["id"] in metadata["workspace_members"] or package["source"] is None
-        if not own and not allowed(words, of):
-            where = "the programs" if of is linked else "what builds or tests them"
-            yield f"{package['name']} {package['version']}: licence '{words}' is none for {where}"
+def denied(config=ROOT / "deny.toml"):
+    """What cargo-deny finds in each workspace; None without it."""
+    kept = CACHE / "deny/bin/cargo-deny"
+    program = kept if kept.is_file() else shutil.which("cargo-deny")
+    if program is None:
+        return None
+    found = []
+    for folder in WORKSPACES:
+        command = [program, "--log-level", "error", "--format", "json", "--locked", "--workspace", "--config", config, "check",
+                   "licenses", "bans", "sources"]
+        done = subprocess.run(command, cwd=ROOT / folder, capture_output=True, text=True)
+        told = [json.loads(line)["fields"] for line in done.stderr.splitlines() if line.startswith("{")]
+        faults = [f"{graph['Krate']['name']}: {each['message']}: {' '.join(label['span'] for label in each['labels'])}"
+                  for each in told if each.get("severity") == "error" for graph in each.get("graphs", [])[:1]]
+        if done.returncode and not faults:
+            faults = [done.stderr.strip() or f"cargo-deny failed ({done.returncode})"]
+        found += [f"{folder}: {' '.join(fault.split())}" for fault in faults]
+    return found
+
+
+def exceptional(packages):
+    """Of packages that we distribute, those that deny.toml makes an exception for."""
+    names = {one["crate"] for one in tomllib.loads((ROOT / "deny.toml").read_text())["licenses"]["exceptions"]}
+    for name in sorted(names & {package["name"] for package in packages}):
+        yield f"{name} is in the programs that we distribute, under a licence that does not go with libelf's"
 
 
 def installs(name, text):
@@ -223,8 +175,9 @@ def paragraphs(packages):
     """A paragraph in Debian's format for each of these crates; of alternative licences, the one chosen."""
     for package in sorted(packages, key=lambda p: p["name"]):
         if package["source"] is not None:
+            choice = re.split(r"\s+OR\s+|/", package["license"] or "")
             taken = next((name for of, name in [("MIT", "Expat"), ("BSD-2-Clause", "BSD-2-Clause"), ("Zlib", "Zlib")]
-                          if allowed(package["license"] or "", {of})), package["license"])
+                          if of in choice), package["license"])
             authors = ", ".join(package["authors"]) or f"the authors of {package['name']}"
             yield f"Files: crates/{package['name']}/*\nCopyright: {authors}\nLicense: {taken}\n"
 
@@ -265,46 +218,35 @@ def refresh(checkout):
 
 def self_test():
     """Tests that each check finds its faults."""
-    sum_ = "0" * 64
-    package = {"name": "a", "version": "1.2.3", "source": REGISTRY, "checksum": sum_}
-
-    def lock(**other):
-        return {"package": [{k: v for k, v in (package | other).items() if v is not None}]}
+    def lock(version):
+        return {"package": [{"name": "a", "version": version}]}
 
     list_, day = known("# as of 2026-01-02\na\tRUSTSEC-1\t>=1.2.4;~1.1.9\t<1.0.0\tvulnerability\n")
     assert day == "2026-01-02"
     for number, bad in [("1.2.3", True), ("1.2.4", False), ("1.1.9", False), ("1.1.10", False), ("0.9.0", False),
                         ("1.2.4-rc.1", True), ("1.1.8", True), ("1.3.0", False)]:
-        assert bool(list(faults(lock(version=number), list_))) == bad, number
-    assert list(faults(lock(), known("a\tRUSTSEC-2\t\t\tunmaintained\n")[0]))
+        assert bool(list(faults(lock(number), list_))) == bad, number
+    assert list(faults(lock("1.2.3"), known("a\tRUSTSEC-2\t\t\tunmaintained\n")[0]))
     for wanted, number, is_in in [("^1.2.3", "1.9.0", True), ("^1.2.3", "2.0.0", False), ("^0.2.3", "0.3.0", False),
                                   ("^0.0.3", "0.0.4", False), ("~1.2.3", "1.2.9", True), ("~1.2.3", "1.3.0", False),
                                   (">=1, <2", "1.5.0", True), (">=1, <2", "2.0.0", False), ("=1.2.3", "1.2.3", True),
                                   ("< 0.1.2", "0.1.2-alpha", True), ("> 1.0", "1.0.1", True), ("1.2", "1.3.0", True)]:
         assert within(wanted, number) == is_in, (wanted, number)
-    assert not list(sources(lock(), set()))
-    assert list(sources(lock(source="git+https://github.com/a/a#1"), set()))
-    assert list(sources(lock(checksum=None), set()))
-    assert list(sources(lock(source=None, checksum=None), {"b"}))
-    assert not list(twice(lock())) and list(twice({"package": [package, package | {"version": "2.0.0"}]}))
-    for words, good in [("MIT OR Apache-2.0", True), ("MIT/Apache-2.0", True), ("Apache-2.0", False), ("", False),
-                        ("(MIT OR Apache-2.0) AND Unicode-3.0", True), ("MIT AND GPL-3.0-only", False), ("MIT OR", False),
-                        ("Apache-2.0 WITH LLVM-exception OR MIT", True), ("LGPL-2.1-only OR BSD-2-Clause", True)]:
-        try:
-            found = allowed(words, DISTRIBUTED)
-        except IndexError:
-            found = False
-        assert found == good, words
 
     def of(kind, target="lib"):
-        members = [{"id": "us", "name": "us", "version": "1", "license": "MIT", "source": None, "targets": []},
-                   {"id": "a", "name": "a", "version": "1", "license": "Apache-2.0", "source": REGISTRY,
-                    "targets": [{"kind": [target]}]}]
+        members = [{"id": "us", "name": "us", "targets": []}, {"id": "a", "name": "parquet", "targets": [{"kind": [target]}]}]
         nodes = [{"id": "us", "deps": [{"pkg": "a", "dep_kinds": [{"kind": kind}]}]}, {"id": "a", "deps": []}]
-        return {"packages": members, "resolve": {"nodes": nodes}, "workspace_members": ["us"]}
+        linked = shipped({"packages": members, "resolve": {"nodes": nodes}, "workspace_members": ["us"]})
+        return list(exceptional(p for p in members if p["id"] in linked))
 
-    assert not list(licences(of(None))) and list(licences(of(None), DISTRIBUTED))
-    assert not list(licences(of("dev"), DISTRIBUTED)) and not list(licences(of(None, "proc-macro"), DISTRIBUTED))
+    assert of(None) and not of("dev") and not of("build") and not of(None, "proc-macro")
+    with tempfile.NamedTemporaryFile("w", suffix=".toml") as config:
+        text = (ROOT / "deny.toml").read_text()
+        config.write(re.sub(r"(exceptions|skip) = \[\n(.*\n)*?\]", "", text))
+        config.flush()
+        found = denied(config.name)
+        words = ["duplicate", "getrandom", "license", "parquet", "libfuzzer-sys"]
+        assert found is None or all(any(word in fault for fault in found) for word in words), found
     for bad in ["curl https://x | sh", "curl -sSf https://x |  bash -s", "pip install x==1", "python3 -m pip install \\\n  x",
                 "npm install x", "npx x", "cargo install x --locked", "cargo install x --version 1", "curl -o a https://x",
                 "rustup toolchain install stable", "docker run x:latest"]:
@@ -317,22 +259,19 @@ def self_test():
 def check():
     found = []
     advisories, day = known(ADVISORIES.read_text())
-    ours = {tomllib.loads(p.read_text())["package"]["name"]
-            for p in [ROOT / "Cargo.toml", ROOT / "fuzz/Cargo.toml", ROOT / "tests/dist/panic/Cargo.toml",
-                      *(p for folder in ("crates", "crates/layers", "programs") for p in ROOT.glob(f"{folder}/*/Cargo.toml"))]
-            if "[package]" in p.read_text()}
     crates = set()
     for name in LOCKS:
         lock = tomllib.loads((ROOT / name).read_text())
         crates |= {(p["name"], p["version"]) for p in lock.get("package", [])}
-        for fault in [*sources(lock, ours), *twice(lock), *faults(lock, advisories)]:
-            found.append(f"{name}: {fault}")
+        found += [f"{name}: {fault}" for fault in faults(lock, advisories)]
     for each in (r for all_ in advisories.values() for _, ranges, _ in all_ for r in ranges):
         within(each, "1.0.0")
-    found += licences(metadata_of(PROGRAM))
-    found += [f"static programs: {fault}" for fault in licences(metadata_of(PROGRAM, *STATIC), DISTRIBUTED)]
-    found += [f"crates/layers: {fault}" for fault in licences(metadata_of("crates/layers"), DISTRIBUTED)]
-    found += [f"fuzz: {fault}" for fault in licences(metadata_of("fuzz"), linked=None)]
+    denied_here = denied()
+    if denied_here is None:
+        note("supply_chain", "no cargo-deny: scripts/setup.sh fetches it")
+        found += ["no cargo-deny, and nothing is to be skipped here"] if REQUIRED else []
+    found += denied_here or []
+    found += exceptional(distributed())
     if copyright_file(COPYRIGHT.read_text(), distributed()) != COPYRIGHT.read_text():
         found.append(f"{COPYRIGHT.relative_to(ROOT)} lacks crates or has others: tests/supply_chain.py --copyright writes it")
     for pattern in INSTALLERS:

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Checks the workflow for forks: it parses, requests only read permission, pins its actions and what it installs, and calls
-existing make targets."""
+"""Checks the workflows: they parse, request only read permission (a job may write that runs nothing of the sources), pin
+their actions, and call existing make targets; and that the other files for the forge parse."""
 
 import re
 import sys
@@ -34,6 +34,9 @@ def faults(path, makes):
     for name, job in flow["jobs"].items():
         if "timeout-minutes" not in job:
             yield f"{name}: no time limit"
+        used = [step.get("uses", "") for step in job["steps"]]
+        if "permissions" in job and (job["permissions"] != {"contents": "write"} or any("checkout" in use for use in used)):
+            yield f"{name}: a job may have contents: write if it checks nothing out, and no other permission"
         for step in job["steps"]:
             if "uses" in step and not re.fullmatch(r"[\w-]+/[\w-]+@[0-9a-f]{40}", step["uses"]):
                 yield f"{name}: {step['uses']} is not pinned to a commit"
@@ -42,9 +45,18 @@ def faults(path, makes):
                 yield f"{name}: the Makefile has no target {target}"
 
 
+def unparsed(path):
+    try:
+        yaml.safe_load(path.read_text())
+    except yaml.YAMLError as why:
+        yield f"{path.relative_to(ROOT)}: {why}"
+
+
 def main():
     makes = targets()
-    found = [f"{path.relative_to(ROOT)}: {what}" for path in sorted(WORKFLOWS.glob("*.yml")) for what in faults(path, makes)]
+    others = [ROOT / "CITATION.cff", *(ROOT / ".github").glob("*.yml"), *(ROOT / ".github/ISSUE_TEMPLATE").glob("*.yml")]
+    found = [fault for path in others for fault in unparsed(path)]
+    found += [f"{path.relative_to(ROOT)}: {what}" for path in sorted(WORKFLOWS.glob("*.yml")) for what in faults(path, makes)]
     print("\n".join(found), file=sys.stderr, end="\n" if found else "")
     return 1 if found else 0
 

@@ -1,14 +1,19 @@
 //! Compiles the library for the processor that the programs are for, by clang and the linker that comes with Rust: it
-//! is free of any C library, so nothing of the target's is needed.
+//! is free of any C library, so nothing of the target's is needed. Without clang, that of a release is taken.
 #![allow(clippy::expect_used, clippy::panic, reason = "a build script stops the build")]
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+mod kept;
+
 const BPF: &str = "../../src/bpf";
+/// Compiled libraries of a release, and what they depend on.
+const KEPT: &str = "kept";
+const SOURCES: [&str; 3] = ["build.rs", "lib", BPF];
 
 fn main() {
-    for input in ["build.rs", "lib", BPF] {
+    for input in SOURCES.iter().chain(&["kept.rs"]) {
         println!("cargo::rerun-if-changed={input}");
     }
     let variable = |name: &str| std::env::var(name).expect("cargo sets it");
@@ -19,6 +24,19 @@ fn main() {
         // Nothing is recorded there.
         _ => return std::fs::write(out.join("library.z"), "").expect("OUT_DIR is ours"),
     };
+    let packed = match kept::instead_of_clang(KEPT, &SOURCES) {
+        Some(kept) => std::fs::read(kept.join("library.z"))
+            .unwrap_or_else(|e| panic!("{}: {e}: clang is needed", kept.display())),
+        None => compiled(&out, triple, define, own),
+    };
+    let bytes = miniz_oxide::inflate::decompress_to_vec_zlib(&packed).expect("this script packed it");
+    kept::keep(KEPT, &SOURCES, "library.z", &packed);
+    std::fs::write(out.join("library.z"), packed).expect("OUT_DIR is ours");
+    println!("cargo::rustc-env=INSIDE_BYTES={}", bytes.len());
+}
+
+/// The library, packed.
+fn compiled(out: &Path, triple: &str, define: &str, own: &str) -> Vec<u8> {
     let thunks = if triple.starts_with("x86") { "lib/x86_64.S" } else { "lib/aarch64.S" };
     let objects = ["lib/inside.c", thunks].map(|source| {
         let object = out.join(Path::new(source).with_extension("o").file_name().expect("it has one"));
@@ -53,9 +71,7 @@ fn main() {
     linker.args(["-z", "noexecstack", "-soname", "libprofinfer-inside.so", "-o"]);
     run(linker.arg(&library).args(objects));
     let bytes = std::fs::read(&library).expect("the linker wrote it");
-    let packed = miniz_oxide::deflate::compress_to_vec_zlib(&bytes, 10);
-    std::fs::write(out.join("library.z"), packed).expect("OUT_DIR is ours");
-    println!("cargo::rustc-env=INSIDE_BYTES={}", bytes.len());
+    miniz_oxide::deflate::compress_to_vec_zlib(&bytes, 10)
 }
 
 /// The linker that comes with the compiler, for any processor; or the system's, for its own.

@@ -15,4 +15,4 @@ from .run import Run, open_run as open
 from .table import Table
 
 __all__ = ["Damage", "FormatError", "MAJOR", "MINOR", "Run", "Table", "open"]
-__version__ = "0.1.0"
+__version__ = "0.2.0"

@@ -6,6 +6,7 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 
+export PROFINFER_SIGNING_KEY=''
 targets=${*:-aarch64-unknown-linux-musl}
 [ -z "$(git status --porcelain)" ] || { echo "tests/dist: commit first: the test builds a commit twice" >&2; exit 1; }
 cargo_home=${CARGO_HOME:-$HOME/.cargo}
@@ -26,12 +27,17 @@ elsewhere() {
         export CARGO_HOME="$other/home/cargo" CARGO_TARGET_DIR="$other/built" HOME="$other/home"
         # shellcheck disable=SC2086
         cross/dist.sh $targets
+        # shellcheck disable=SC2086
+        cross/release.sh $targets
     )
 }
 
 # shellcheck disable=SC2086
 cross/dist.sh $targets
+# shellcheck disable=SC2086
+cross/release.sh $targets
 elsewhere
+diff --recursive --brief dist/release "$other/sources/dist/release" || different=1
 for target in $targets; do
     for program in profinfer ggml-runner libprofinfer-cl.so libprofinfer-vk.so libprofinfer-cu.so; do
         cmp "dist/$target/$program" "$other/sources/dist/$target/$program" || different=1

@@ -15,6 +15,11 @@ from skips import REQUIRED, note  # noqa: E402
 CONF = ROOT / "conf"
 # The program to install; where it is only copied, it just has to exist.
 PROFINFER = Path(os.environ.get("PROFINFER_BINARY") or ROOT / "target" / "debug" / "profinfer")
+RUNNER = PROFINFER.with_name("ggml-runner")
+TARGET = f"{os.uname().machine}-unknown-linux-musl"
+# `make layers` builds them.
+LAYERS = [ROOT / "target/release" / name
+          for name in ("libprofinfer-cl.so", "libprofinfer-vk.so", "libprofinfer-cu.so", "VkLayer_profinfer.json")]
 
 
 class Test(unittest.TestCase):
@@ -59,3 +64,18 @@ class Test(unittest.TestCase):
         path.write_text(text)
         path.chmod(0o755)
         return path
+
+    def made_dist(self, version=""):
+        """A dist/ with the files of this machine, whose programs run those of a debug build: only manual pages and
+        completions depend on them, and building the static ones takes minutes. `version` is what profinfer says then."""
+        folder = self.dir / "dist" / TARGET
+        folder.mkdir(parents=True)
+        for file in [PROFINFER, RUNNER, *LAYERS]:
+            if not file.is_file():
+                self.skip(f"{file} does not exist: run cargo build and make layers")
+        for program in [PROFINFER, RUNNER]:
+            said = f'[ "$1" != --version ] || exec echo "{version}"\n' if version else ""
+            self.script(f"dist/{TARGET}/{program.name}", f'#!/bin/sh\n{said}exec {program} "$@"\n')
+        for file in LAYERS:
+            shutil.copy(file, folder)
+        return folder

@@ -19,7 +19,9 @@ class Shell(Test):
         scripts = [*CONF.glob("*.sh"), CONF / "sysv/profinfer", CONF / "procd/profinfer", *CONF.glob("debian/p*")]
         self.assertGreaterEqual(len(scripts), 7)
         self.run_it("shellcheck", "--shell=sh", *scripts)
-        self.run_it("shellcheck", ROOT / "cross" / "deb.sh")
+        self.run_it("shellcheck", "--shell=sh", ROOT / "scripts" / "install.sh")
+        packaging = [f"cross/{name}.sh" for name in ("deb", "keep", "package", "release")]
+        self.run_it("shellcheck", "--external-sources", *packaging, cwd=ROOT)
 
 
 class Unit(Test):

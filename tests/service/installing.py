@@ -12,11 +12,7 @@ import subprocess
 import unittest
 from pathlib import Path
 
-from common import CONF, PROFINFER, ROOT, Test
-
-# `make layers` builds them.
-FILES = ("libprofinfer-cl.so", "libprofinfer-vk.so", "libprofinfer-cu.so", "VkLayer_profinfer.json")
-LAYERS = [ROOT / "target/release" / name for name in FILES]
+from common import CONF, LAYERS, PROFINFER, ROOT, RUNNER, TARGET, Test
 
 INITS = {
     "systemd": "etc/systemd/system/profinfer.service",
@@ -432,35 +428,22 @@ class Debian(Test):
     def setUp(self):
         super().setUp()
         self.need("dpkg-deb", "dpkg")
-        machine = os.uname().machine
-        self.target = f"{machine}-unknown-linux-musl"
-        self.script_of(self.target)
-
-    def script_of(self, target):
-        # Only the pages and completions depend on the program, and building the static one takes minutes.
-        self.need_profinfer()
-        folder = self.dir / "dist" / target
-        folder.mkdir(parents=True)
-        program = folder / "profinfer"
-        program.write_text(f'#!/bin/sh\nexec {PROFINFER} "$@"\n')
-        program.chmod(0o755)
-        for file in LAYERS:
-            if not Path(file).is_file():
-                self.skip(f"{file} does not exist: run make layers")
-            shutil.copy(file, folder)
+        self.made_dist()
 
     def build(self, version):
         env = {**os.environ, "PROFINFER_DIST": str(self.dir / "dist"), "PROFINFER_VERSION": version}
-        return Path(self.run_it(ROOT / "cross" / "deb.sh", self.target, env=env).strip())
+        return Path(self.run_it(ROOT / "cross" / "deb.sh", TARGET, env=env).strip())
 
     def test_the_package_holds_what_belongs_in_it(self):
         deb = self.build("1.2")
         about = self.run_it("dpkg-deb", "--info", deb)
         self.assertIn("Version: 1.2\n", about)
         self.assertNotIn("Depends:", about)
+        self.assertRegex(about, r"Section: devel\n(.*\n)*? Homepage: https://\S+\n")
         names = self.run_it("dpkg-deb", "--contents", deb)
         for mode, name in [
             ("-rwxr-xr-x root/root", "./usr/bin/profinfer"),
+            ("-rwxr-xr-x root/root", "./usr/bin/ggml-runner"),
             *(("-rw-r--r-- root/root", f"./usr/lib/profinfer/{file.name}") for file in LAYERS),
             ("-rw-r--r-- root/root", "./usr/lib/systemd/system/profinfer.service"),
             ("-rw------- root/root", "./etc/profinfer/profinfer.toml"),
@@ -471,8 +454,9 @@ class Debian(Test):
         told = self.run_it("sh", "-c", f"dpkg-deb --fsys-tarfile {deb} | tar xO ./usr/share/doc/profinfer/copyright")
         # Each page is one that the program prints, and man can show it.
         pages = re.findall(r"\./usr/share/man/man1/(\S+)\.1\.gz$", names, re.MULTILINE)
-        listed = re.findall(r"^  (?:\S+)", self.run_it(PROFINFER, "--help").split("\n\n")[2], re.MULTILINE)
-        self.assertEqual(set(pages), {"profinfer"} | {f"profinfer-{name.strip()}" for name in listed})
+        listed = {program.name: re.findall(r"^  (\S+)", self.run_it(program, "--help").split("\n\n")[2], re.MULTILINE)
+                  for program in [PROFINFER, RUNNER]}
+        self.assertEqual(set(pages), {*listed, *(f"{program}-{name}" for program, names in listed.items() for name in names)})
         tree = self.dir / "tree"
         self.run_it("dpkg-deb", "--extract", deb, tree)
         for page in pages:
@@ -483,8 +467,9 @@ class Debian(Test):
             ("zsh/vendor-completions/_profinfer", "zsh"),
             ("fish/vendor_completions.d/profinfer.fish", "fish"),
         ]:
-            said = (tree / "usr/share" / file).read_text()
-            self.assertEqual(said, self.run_it(PROFINFER, "completions", shell))
+            for program in [PROFINFER, RUNNER]:
+                said = (tree / "usr/share" / file.replace("profinfer", program.name)).read_text()
+                self.assertEqual(said, self.run_it(program, "completions", shell))
         for linked in ["elfutils/libelf", "libbpf", "zlib", "musl", "libgcc", "rust-std", "crates/libbpf-rs"]:
             self.assertIn(f"Files: {linked}/*", told)
         for holder in ["Red Hat, Inc.", "Jean-loup Gailly and Mark Adler", "Alexei Starovoitov", "Rich Felker"]:

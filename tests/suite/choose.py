@@ -39,11 +39,12 @@ class State:
         return min(range(1, TURNS + 1), key=lambda turn: (int(self.turns.get(str(turn), 0)), turn))
 
     def keep(self, commit, turn, owed):
-        """After a run that passed, without the parts in `owed`."""
+        """After a run that passed, without the parts in `owed`; turn 0: all parts were run."""
         run = self.run + 1
+        came = dict.fromkeys([turn] if turn else range(1, TURNS + 1), run)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         new = self.path.with_suffix(".new")
-        found = {"passed": commit, "run": run, "turns": self.turns | {str(turn): run}, "owed": owed}
+        found = {"passed": commit, "run": run, "turns": self.turns | {str(t): r for t, r in came.items()}, "owed": owed}
         new.write_text(json.dumps(found))
         new.rename(self.path)
 

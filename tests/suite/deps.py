@@ -4,8 +4,8 @@
 usage: deps.py restore | save
 
 A copy of target/debug, and of its like for arm64, without anything of the workspace, made of hard links where the file
-system allows, in $XDG_CACHE_HOME/profinfer/deps, by Cargo.lock and compiler. Cargo itself decides whether a restored file is current: its
-fingerprint holds version, features, profile and compiler.
+system allows, in $XDG_CACHE_HOME/profinfer/deps, by compiler and Cargo.lock without the workspace's own version. Cargo itself
+decides whether a restored file is current: its fingerprint holds version, features, profile and compiler.
 """
 
 import hashlib
@@ -32,7 +32,10 @@ def target():
 
 def key():
     compiler = subprocess.run(["rustc", "-vV"], capture_output=True, check=True).stdout
-    return hashlib.sha256(compiler + (ROOT / "Cargo.lock").read_bytes()).hexdigest()[:16]
+    # A package without a source is the workspace's.
+    packages = (ROOT / "Cargo.lock").read_text().split("\n\n")
+    foreign = "\n\n".join(package for package in packages if "\nsource = " in package)
+    return hashlib.sha256(compiler + foreign.encode()).hexdigest()[:16]
 
 
 def own_names():

@@ -128,16 +128,23 @@ def summary(results, broken):
     print(f"\n{max(passed, 0)} passed, {len(failed) + bool(broken)} failed, {len(skips)} skipped")
 
 
+def keeper(turn):
+    """What keeps the commit that is checked out now as one that passed; a changed tree is no commit's."""
+    commit = choose.git("rev-parse", "HEAD")
+    if not commit or choose.git("status", "--porcelain"):
+        return lambda owed: print("not kept as a commit that passed: the tree is not that of a commit")
+    return lambda owed: choose.State().keep(commit[0], turn, owed)
+
+
 def selected(arguments):
     """(parts, lines about the choice, what to keep after success)"""
     if arguments == ["test"]:
         return SHORT, ["make test"], None
     if arguments == ["all"]:
-        return PARTS, ["make test-all"], None
+        return PARTS, ["make test-all"], keeper(0)
     if arguments == ["change"]:
-        state = choose.State()
-        parts, told, turn = choose.by_change(state)
-        return parts, told, lambda owed: state.keep(choose.git("rev-parse", "HEAD")[0], turn, owed)
+        parts, told, turn = choose.by_change(choose.State())
+        return parts, told, keeper(turn)
     return choose.by_names(arguments), [], None
 
 
@@ -157,7 +164,7 @@ def main(arguments):
     OUT.mkdir(parents=True, exist_ok=True)
     runner, results, owed = Runner(), [], []
     for part in parts:
-        if keep and part.turn and time.monotonic() - START > 60 * (MINUTES - part.minutes):
+        if arguments == ["change"] and part.turn and time.monotonic() - START > 60 * (MINUTES - part.minutes):
             owed.append(part.name)
             continue
         results.append(runner.run(part))
