@@ -142,12 +142,13 @@ spark: | setup ## ask the questions of docs/SQL.md in Apache Spark
 	$(call say,Apache Spark)
 	$(RUST) plain -- dataset_sql::spark
 
-test-service: layers | setup ## test the service: unit, init scripts, scripts for boards, Debian package, and its metrics with Prometheus
+test-service: layers | setup ## test the service: unit, init scripts, scripts for boards, Debian package, its metrics and dashboards with Prometheus
 	$(call say,files of the service)
 	$(RUST) lib plain -- metrics::tests::samples_for_other_programs
 	python3 tests/service/files.py
 	python3 tests/service/installing.py
 	python3 tests/service/metrics.py
+	python3 tests/service/dashboards.py
 
 test-dist: dist | setup ## test the static binaries: size, static linking, commit, target, and abort on panic
 	$(call say,tests of the static binaries)
