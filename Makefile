@@ -214,6 +214,7 @@ asan: ## run the kernels' unit tests under AddressSanitizer; needs a nightly Rus
 live: engines fixtures driver layers ## run the tests on live engines; needs root and BPF
 	$(call say,tests on live engines)
 	$(RUST) --turns live -- --skip kill:: $(DEVICES:%=--skip %::)
+	python3 tests/ci/compare.py
 
 devices: engines fixtures driver layers ## run the tests on devices in software: Vulkan, OpenCL, CUDA's and Hexagon's interfaces
 	$(call say,devices in software)

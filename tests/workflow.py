@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Checks the workflow for forks: it parses, requests only read permission, pins its actions and what it installs, and calls
-existing make targets."""
+existing make targets. The steps of actions get foreign text in variables only, never within a script."""
 
 import re
 import sys
@@ -42,9 +42,21 @@ def faults(path, makes):
                 yield f"{name}: the Makefile has no target {target}"
 
 
+def faults_of_action(path):
+    action = yaml.safe_load(path.read_text())
+    for name, of in action["inputs"].items():
+        if not of.get("required") and "default" not in of:
+            yield f"{name}: neither required nor with a default"
+    for step in action["runs"]["steps"]:
+        if "shell" not in step or "${{" in step["run"]:
+            yield f"a step without shell, or with an expression in its script: {step['run']}"
+
+
 def main():
     makes = targets()
-    found = [f"{path.relative_to(ROOT)}: {what}" for path in sorted(WORKFLOWS.glob("*.yml")) for what in faults(path, makes)]
+    actions = sorted((ROOT / ".github" / "actions").glob("*/action.yml"))
+    found = [f"{path.relative_to(ROOT)}: {what}" for path in actions for what in faults_of_action(path)]
+    found += [f"{path.relative_to(ROOT)}: {what}" for path in sorted(WORKFLOWS.glob("*.yml")) for what in faults(path, makes)]
     print("\n".join(found), file=sys.stderr, end="\n" if found else "")
     return 1 if found else 0
 
