@@ -124,13 +124,12 @@ class Recipes(Podman):
     def test_beside_an_engines_container(self):
         name, pid = self.engine()
         record = ["--cap-drop", "all", "--cap-add", "bpf,perfmon,sys_ptrace,dac_read_search", "--read-only",
-                  "--security-opt", "seccomp=unconfined", "-v", f"{TRACING}:{TRACING}", "-v", f"{self.out}:/out", IMAGE,
-                  "record", "-o", "/out/beside.pfi"]
-        said = self.podman("run", "--rm", "--pid", "host", *record, "--tokens", "100", "-p", pid)
+                  "--security-opt", "seccomp=unconfined", "-v", f"{TRACING}:{TRACING}", "-v", f"{self.out}:/out", IMAGE, "record"]
+        said = self.podman("run", "--rm", "--pid", "host", *record, "-o", "/out/beside.pfi", "--tokens", "100", "-p", pid)
         print(said)
         self.complete(self.out / "beside.pfi", "bpf")
         # The engine's own process ids are not those that the kernel reports.
-        said = self.podman("run", "--rm", "--pid", f"container:{name}", *record, "-p", "1", code=1)
+        said = self.podman("run", "--rm", "--pid", f"container:{name}", *record, "-o", "/out/none.pfi", "-p", "1", code=1)
         self.assertIn("start the container with --pid=host", said)
 
 
