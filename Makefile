@@ -26,7 +26,7 @@ say = @t=$$(( $$(date +%s) - $(START) )); printf '\n== %d:%02d  %s\n' $$((t / 60
 .NOTPARALLEL:
 .PHONY: layers score check help setup setup-build setup-demo setup-dist setup-deb build install dist demo demo-llama test test-all \
     test-change lint rebuild-check rustdoc fixtures engines driver unit test-service deb packages release test-dist test-cross dist-check test-arm images guests-short \
-    guests boards test-arm64 asan live devices server browser spark kill no-agent flaky proptest setup-fuzz fuzz fuzz-quick kill-points faults clean
+    guests boards test-arm64 asan live devices server browser spark kill containers no-agent flaky proptest setup-fuzz fuzz fuzz-quick kill-points faults clean
 
 ##@ Use
 help: ## list the targets
@@ -154,18 +154,25 @@ spark: | setup ## ask the questions of docs/SQL.md in Apache Spark
 	$(call say,Apache Spark)
 	$(RUST) plain -- dataset_sql::spark
 
-test-service: layers | setup ## test files of the service, packages, releases, and metrics with Prometheus
+test-service: layers | setup ## test files of the service, packages, releases, metrics and dashboards with Prometheus, files for Kubernetes
 	$(call say,files of the service)
 	$(RUST) lib plain -- metrics::tests::samples_for_other_programs
 	python3 tests/service/files.py
 	python3 tests/service/installing.py
 	python3 tests/service/releasing.py
 	python3 tests/service/metrics.py
+	python3 tests/service/dashboards.py
+	python3 tests/containers/charts.py
 
 test-dist: dist | setup ## test the static binaries: size, static linking, commit, target, and abort on panic
 	$(call say,tests of the static binaries)
 	tests/dist/run.sh
 	python3 tests/cross_image.py
+
+containers: | setup ## test recording in containers of podman, and the service in one, as docs/CONTAINERS.md says
+	$(call say,containers)
+	$(CARGO) build --locked
+	python3 tests/containers/recipes.py
 
 test-cross: | setup ## build with cross as docs/BUILDING.md says, in a container of podman (minutes the first time)
 	$(call say,cross in a container)
@@ -226,6 +233,7 @@ asan: ## run the kernels' unit tests under AddressSanitizer; needs a nightly Rus
 live: engines fixtures driver layers ## run the tests on live engines; needs root and BPF
 	$(call say,tests on live engines)
 	$(RUST) --turns live -- --skip kill:: $(DEVICES:%=--skip %::)
+	python3 tests/ci/compare.py
 
 devices: engines fixtures driver layers ## run the tests on devices in software: Vulkan, OpenCL, CUDA's and Hexagon's interfaces
 	$(call say,devices in software)

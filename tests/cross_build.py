@@ -13,15 +13,14 @@ Exits 0 after "skipped: why" where podman runs no container, 1 with PROFINFER_RE
 import fcntl
 import os
 import re
-import resource
 import shlex
 import shutil
 import subprocess
 import sys
 import tempfile
-import zlib
 from pathlib import Path
 
+from podman import settings
 from skips import REQUIRED, note
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -73,33 +72,6 @@ def documented():
     """The command of docs/BUILDING.md as words."""
     text = (ROOT / "docs/BUILDING.md").read_text().replace("\\\n", " ")
     return shlex.split(re.search(r"^    (cross build .*)$", text, re.MULTILINE).group(1))
-
-
-def limits():
-    """Limits for containers that this process may set: podman's own are too high for a root without CAP_SYS_RESOURCE."""
-    kinds = [("nofile", resource.RLIMIT_NOFILE, "fs/nr_open"), ("nproc", resource.RLIMIT_NPROC, "kernel/pid_max")]
-    for name, kind, path in kinds:
-        most = int((Path("/proc/sys") / path).read_text())
-        hard = resource.getrlimit(kind)[1]
-        least = most if hard == resource.RLIM_INFINITY else min(hard, most)
-        yield f"{name}={least}:{least}"
-
-
-def settings():
-    """Environment with podman's settings: its images in the cache, and the network of this machine."""
-    HOME.mkdir(parents=True, exist_ok=True)
-    storage, containers = HOME / "storage.conf", HOME / "containers.conf"
-    # Not in the cache: what it says is no longer true after a restart of the machine.
-    running = f"/run/profinfer-cross-{zlib.crc32(bytes(HOME)):08x}"
-    storage.write_text(f'[storage]\ndriver = "overlay"\ngraphroot = "{HOME}/storage"\nrunroot = "{running}"\n')
-    # crun refuses cgroups of both versions beside each other.
-    runtime = 'runtime = "runc"\n' if shutil.which("runc") else ""
-    ulimits = ", ".join(f'"{limit}"' for limit in limits())
-    containers.write_text(
-        f'[containers]\nnetns = "host"\nlog_driver = "none"\ndefault_ulimits = [{ulimits}]\n'
-        f'[engine]\ncgroup_manager = "cgroupfs"\nevents_logger = "none"\ntmp_dir = "{running}/libpod"\n{runtime}'
-    )
-    return {**os.environ, "CONTAINERS_STORAGE_CONF": str(storage), "CONTAINERS_CONF": str(containers)}
 
 
 def need_programs():
@@ -218,7 +190,7 @@ def look(name):
 
 def test():
     need_programs()
-    program, environment = cross(), settings()
+    program, environment = cross(), settings(HOME)
     base(environment)
     environment = rust(environment)
     for name in PROGRAMS:

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Checks the workflows: they parse, request only read permission (a job may write that runs nothing of the sources), pin
-their actions, and call existing make targets; and that the other files for the forge parse."""
+their actions and what they install, and call existing make targets; and that the other files for the forge parse. The steps of
+actions get foreign text in variables only, never within a script."""
 
 import re
 import sys
@@ -52,10 +53,22 @@ def unparsed(path):
         yield f"{path.relative_to(ROOT)}: {why}"
 
 
+def faults_of_action(path):
+    action = yaml.safe_load(path.read_text())
+    for name, of in action["inputs"].items():
+        if not of.get("required") and "default" not in of:
+            yield f"{name}: neither required nor with a default"
+    for step in action["runs"]["steps"]:
+        if "shell" not in step or "${{" in step["run"]:
+            yield f"a step without shell, or with an expression in its script: {step['run']}"
+
+
 def main():
     makes = targets()
     others = [ROOT / "CITATION.cff", *(ROOT / ".github").glob("*.yml"), *(ROOT / ".github/ISSUE_TEMPLATE").glob("*.yml")]
+    actions = sorted((ROOT / ".github" / "actions").glob("*/action.yml"))
     found = [fault for path in others for fault in unparsed(path)]
+    found += [f"{path.relative_to(ROOT)}: {what}" for path in actions for what in faults_of_action(path)]
     found += [f"{path.relative_to(ROOT)}: {what}" for path in sorted(WORKFLOWS.glob("*.yml")) for what in faults(path, makes)]
     print("\n".join(found), file=sys.stderr, end="\n" if found else "")
     return 1 if found else 0

@@ -178,6 +178,7 @@ fn comparison(out: &mut Out, trace: &Trace) {
                     let names = [vec!["a".to_string(); 2], vec!["b".to_string(); 2]];
                     render::diff::write(out, &found, &names, 5, &Style::default()).unwrap();
                     render::diff::csv(out, &found).unwrap();
+                    render::diff::markdown(out, &found, Some((0.01, false)), 5).unwrap();
                     render::json::write(out, &found).unwrap();
                 }
                 Err(why) => said(&why),

@@ -106,11 +106,34 @@ fn an_op_that_is_slower_is_told_by_name_op_and_layer() {
     let out = f.diff(&["--fail-above", &format!("{:.3}%", by_ops * 90.0)]);
     assert_eq!(out.status.code(), Some(3));
     assert!(text(&out.stderr).contains("first MUL_MAT  ffn_gate-{L}"), "{}", text(&out.stderr));
-    assert_eq!(f.diff(&["--fail-above", &format!("{:.3}%", by_ops * 110.0)]).status.code(), Some(0));
+    let passing = format!("{:.3}%", by_ops * 110.0);
+    assert_eq!(f.diff(&["--fail-above", &passing]).status.code(), Some(0));
+    in_markdown(&f, &format!("{:.3}%", by_ops * 90.0), &passing);
     let layers = f.json(&["--by", "layer"]);
     let layers: Vec<_> =
         layers["ops"].as_array().unwrap().iter().map(|o| o["name"].as_str().unwrap()).collect();
     assert!(layers.contains(&"layer 0") && layers.contains(&"(no layer)"), "{layers:?}");
+}
+
+/// The verdict is the first line, the slow op the first row; each name is code.
+fn in_markdown(f: &Files, failing: &str, passing: &str) {
+    let out = f.diff(&["--markdown", "--fail-above", failing]);
+    assert_eq!(out.status.code(), Some(3));
+    let told = text(&out.stdout);
+    assert!(told.starts_with("**Failed: ops add +"), "{told}");
+    assert!(told.lines().next().unwrap().ends_with("first `MUL_MAT  ffn_gate-{L}`**"), "{told}");
+    let table: Vec<&str> = told.lines().filter(|l| l.starts_with('|')).collect();
+    assert_eq!(table[0], "| us | verdict | own % | change % | A us | B us | name |");
+    assert!(
+        table[2].contains("| slower |") && table[2].ends_with("| `MUL_MAT  ffn_gate-{L}` |"),
+        "{}",
+        table[2]
+    );
+    assert!(table.iter().all(|l| l.matches('|').count() == 8), "{told}");
+    let told = text(&f.diff(&["--markdown", "--fail-above", passing]).stdout);
+    assert!(told.starts_with("**Passed: a call is not slower by more than "), "{told}");
+    let told = text(&f.diff(&["--markdown", "--top", "1"]).stdout);
+    assert!(told.starts_with("**Change of a call: ") && told.ends_with(" more\n"), "{told}");
 }
 
 #[test]
@@ -368,7 +391,7 @@ fn what_can_not_be_compared_is_said_in_a_line() {
     assert_eq!(text(&out.stderr), want);
     let f = Files::new(&[b"", b""]);
     assert!(text(&f.diff(&[]).stderr).contains("cannot compare a: the trace is empty"));
-    let wrong = ["--fdr=0%", "--by=colour", "--least=1", "--json --csv"];
+    let wrong = ["--fdr=0%", "--by=colour", "--least=1", "--json --csv", "--csv --markdown"];
     for args in wrong {
         let out = f.diff(&args.split(' ').collect::<Vec<_>>());
         assert_eq!(out.status.code(), Some(2), "{args}: {}", text(&out.stderr));

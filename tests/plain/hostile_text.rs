@@ -103,6 +103,7 @@ fn no_name_of_a_file_is_more_than_text() {
             all.push([&["doctor", "--no-probe", file][..], more].concat());
         }
         all.push(vec!["stat", "--csv", file, "ops"]);
+        all.push(vec!["diff", file, file, "--markdown"]);
         all.push(vec!["stat", file, "ops", "--svg", "-"]);
         all.push(vec!["stat", file, "threads", "--beside", file]);
         for format in ["dot", "graphml", "json", "svg"] {

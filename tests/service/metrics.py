@@ -2,9 +2,7 @@
 """The service's metrics, read by those that they are for: Prometheus and promtool, and OpenTelemetry's own protobuf
 messages. The histograms of two services are added up by Prometheus and compared with what they must be."""
 
-import contextlib
 import fcntl
-import http.client
 import json
 import os
 import re
@@ -17,7 +15,9 @@ import unittest
 from pathlib import Path
 
 from common import PROFINFER, ROOT
-from readers import DURATION, LONG, TPOT, TTFT, Metrics, Prometheus, Server, buckets, of, quantile, samples, until
+from readers import (
+    DURATION, LONG, TPOT, TTFT, Metrics, Prometheus, Server, Services, buckets, of, quantile, samples, until,
+)
 
 # What two services would expose, written by a unit test.
 SAMPLES = Path(os.environ.get("PROFINFER_METRICS_SAMPLES") or ROOT / "target" / "tests" / "metrics")
@@ -129,46 +129,8 @@ class Samples(Metrics):
         self.assertEqual(seen, set(exposed))
 
 
-class Service(Metrics):
+class Service(Services):
     """The service itself. What it records needs privileges; that it answers does not."""
-
-    def setUp(self):
-        super().setUp()
-        self.need_profinfer()
-
-    def start(self, name, more="", rules='\n[[rule]]\nname = "none"\nignore = true\n', by=()):
-        """A service in a directory of its own, started by a program or by us. Returns its process and its directory."""
-        own = self.dir / name
-        own.mkdir(mode=0o700)
-        conf = own / "conf.toml"
-        conf.write_text(
-            f'[service]\ndirectory = "{own}/d"\nstatus = "{own}/status.json"\nsocket = "{own}/socket"\n'
-            f'metrics = "{own}/x.prom"\n\n[metrics]\nlisten = "127.0.0.1:0"\n{more}{rules}'
-        )
-        log = (own / "log").open("w")
-        self.addCleanup(log.close)
-        service = subprocess.Popen([*by, PROFINFER, "serve", "--conf", conf], stdout=log, stderr=log, start_new_session=True)
-        self.addCleanup(self.stop, service)
-
-        def ready():
-            if service.poll() is not None:
-                self.skip(f"the service does not start here: {(own / 'log').read_text()}")
-            return re.search(r"metrics at http://(\S+)/metrics", (own / "log").read_text())
-
-        address = until("the service listens", ready)[1]
-        until("it has metrics", lambda: self.get(address)[0] == 200)
-        return service, own, address
-
-    def stop(self, service):
-        if service.poll() is None:
-            service.terminate()
-        service.wait(timeout=LONG)
-
-    def get(self, address, method="GET", path="/metrics", **headers):
-        with contextlib.closing(http.client.HTTPConnection(address, timeout=20)) as connection:
-            connection.request(method, path, headers=headers)
-            answer = connection.getresponse()
-            return answer.status, answer.read().decode(), dict(answer.getheaders())
 
     def test_two_services_are_scraped(self):
         self.need("prometheus", "promtool")
@@ -358,7 +320,7 @@ class Service(Metrics):
             self.assertEqual(service.returncode, 0)
 
 
-class Live(Service):
+class Live(Services):
     """With engines. Needs root and BPF."""
 
     def complete(self, program, service):

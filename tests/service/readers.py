@@ -13,7 +13,7 @@ import time
 import urllib.parse
 from pathlib import Path
 
-from common import Test
+from common import PROFINFER, Test
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "profinfer"
 OTLP = CACHE / "otlp"
@@ -112,10 +112,11 @@ class Handler(http.server.BaseHTTPRequestHandler):
 class Prometheus:
     """A server of its own, that scrapes these addresses."""
 
-    def __init__(self, test, addresses):
+    def __init__(self, test, addresses, rules=()):
         config = test.dir / "prometheus.yml"
         config.write_text(
-            "global: {scrape_interval: 1s, scrape_timeout: 1s}\n"
+            "global: {scrape_interval: 1s, scrape_timeout: 1s, evaluation_interval: 1s}\n"
+            f"rule_files: {json.dumps([str(path) for path in rules])}\n"
             f"scrape_configs: [{{job_name: fleet, static_configs: [{{targets: {json.dumps(addresses)}}}]}}]\n"
         )
         self.log = (test.dir / "prometheus.log").open("w")
@@ -140,11 +141,15 @@ class Prometheus:
             answer = connection.getresponse()
             return answer.status, answer.read()
 
+    def data(self, path, **parameters):
+        """What the API answers to a request with these parameters."""
+        status, body = self.get(f"/api/v1/{path}?" + urllib.parse.urlencode(parameters))
+        assert status == 200, (parameters, body)
+        return json.loads(body)["data"]
+
     def ask(self, query):
         """The value of a query with one result; None without any."""
-        status, body = self.get("/api/v1/query?" + urllib.parse.urlencode({"query": query}))
-        assert status == 200, body
-        result = json.loads(body)["data"]["result"]
+        result = self.data("query", query=query)["result"]
         assert len(result) <= 1, result
         return float(result[0]["value"][1]) if result else None
 
@@ -169,7 +174,7 @@ class Prometheus:
 
     def targets(self):
         """Last errors of all targets that were scraped."""
-        all_targets = json.loads(self.get("/api/v1/targets")[1])["data"]["activeTargets"]
+        all_targets = self.data("targets")["activeTargets"]
         return [t["lastError"] for t in all_targets if t["health"] != "unknown"]
 
     def stop(self):
@@ -222,3 +227,45 @@ class Metrics(Test):
                             self.assertLessEqual(point.start_time_unix_nano, point.time_unix_nano)
                             self.assertGreater(point.start_time_unix_nano, 0)
         return found
+
+
+class Services(Metrics):
+    """Starts services of its own."""
+
+    def setUp(self):
+        super().setUp()
+        self.need_profinfer()
+
+    def start(self, name, more="", rules='\n[[rule]]\nname = "none"\nignore = true\n', by=()):
+        """A service in a directory of its own, started by a program or by us. Returns its process and its directory."""
+        own = self.dir / name
+        own.mkdir(mode=0o700)
+        conf = own / "conf.toml"
+        conf.write_text(
+            f'[service]\ndirectory = "{own}/d"\nstatus = "{own}/status.json"\nsocket = "{own}/socket"\n'
+            f'metrics = "{own}/x.prom"\n\n[metrics]\nlisten = "127.0.0.1:0"\n{more}{rules}'
+        )
+        log = (own / "log").open("w")
+        self.addCleanup(log.close)
+        service = subprocess.Popen([*by, PROFINFER, "serve", "--conf", conf], stdout=log, stderr=log, start_new_session=True)
+        self.addCleanup(self.stop, service)
+
+        def ready():
+            if service.poll() is not None:
+                self.skip(f"the service does not start here: {(own / 'log').read_text()}")
+            return re.search(r"metrics at http://(\S+)/metrics", (own / "log").read_text())
+
+        address = until("the service listens", ready)[1]
+        until("it has metrics", lambda: self.get(address)[0] == 200)
+        return service, own, address
+
+    def stop(self, service):
+        if service.poll() is None:
+            service.terminate()
+        service.wait(timeout=LONG)
+
+    def get(self, address, method="GET", path="/metrics", **headers):
+        with contextlib.closing(http.client.HTTPConnection(address, timeout=20)) as connection:
+            connection.request(method, path, headers=headers)
+            answer = connection.getresponse()
+            return answer.status, answer.read().decode(), dict(answer.getheaders())

@@ -3,9 +3,15 @@
 use std::io::{self, Write};
 
 use super::section::{fact, title};
-use super::table::{Style, Table, clean, number, text};
+use super::table::{Style, Table, clean, markdown_text, number, text};
 use super::units::*;
 use analysis::questions::diff::{Diff, DiffSide, DiffVerdict, Doubt, Judgement, Only, OpChange, TimeChange};
+
+/// Most rows of a table in Markdown, whatever was reported: a comment on GitHub has 65536 characters.
+const MARKDOWN_ROWS: usize = 100;
+
+/// Columns of a table in Markdown: those up to this rank.
+const MARKDOWN_RANK: u8 = 2;
 
 /// From this many starts per side on, the scatter of an op is roughly known.
 const FEW_STARTS: u64 = 3;
@@ -66,21 +72,73 @@ pub(crate) fn only(list: &[Only]) -> Table {
 /// Writes one table of all ops, in both runs or in one, as comma-separated values.
 pub fn csv(out: &mut dyn Write, d: &Diff) -> io::Result<()> {
     let mut t = rows(&d.ops, true);
-    for (list, run) in [(&d.only_a, 'A'), (&d.only_b, 'B')] {
-        for o in list {
-            let ns = us(o.ns);
-            let (a, b, effect) = if run == 'A' {
-                (ns.clone(), "-".into(), format!("-{ns}"))
-            } else {
-                ("-".into(), ns.clone(), ns)
+    in_one_run(d).for_each(|(run, o)| t.row(row_of_one(run, o, true)));
+    write!(out, "{}", t.csv())
+}
+
+/// Ops in one run only, with that run's letter.
+fn in_one_run(d: &Diff) -> impl Iterator<Item = (char, &Only)> {
+    d.only_a.iter().map(|o| ('A', o)).chain(d.only_b.iter().map(|o| ('B', o)))
+}
+
+/// An op that one run has as a row of [`rows`].
+fn row_of_one(run: char, o: &Only, all: bool) -> Vec<String> {
+    let ns = us(o.ns);
+    let (a, b, effect) =
+        if run == 'A' { (ns.clone(), "-".into(), format!("-{ns}")) } else { ("-".into(), ns.clone(), ns) };
+    let mut cells = vec![effect, format!("only in {run}")];
+    cells.extend(vec!["-".to_string(); 4]);
+    cells.extend([a, b, "-".into(), "-".into(), "-".into()]);
+    if all {
+        cells.extend([o.form.clone(), o.name.clone()]);
+    } else {
+        cells.push(format!("{}  {}", o.name, o.form));
+    }
+    cells
+}
+
+/// Writes the comparison in Markdown, the verdict first; with `limit`, the share by which a call may be slower, and whether
+/// an undecided comparison passes. Of the ops without a reported change, and of those in one run only, at most `top` each
+/// are shown.
+pub fn markdown(out: &mut dyn Write, d: &Diff, limit: Option<(f64, bool)>, top: usize) -> io::Result<()> {
+    let facts = facts(d);
+    match limit {
+        Some((most, undecided_passes)) => {
+            let passed = match d.judged(most) {
+                Judgement::NotSlower => true,
+                Judgement::Undecided(_) => undecided_passes,
+                Judgement::Ops | Judgement::Call => false,
             };
-            let mut cells = vec![effect, format!("only in {run}")];
-            cells.extend(vec!["-".to_string(); 4]);
-            cells.extend([a, b, "-".into(), "-".into(), "-".into(), o.form.clone(), o.name.clone()]);
-            t.row(cells);
+            let why = failure_in(d, most, markdown_text);
+            let why = why.unwrap_or_else(|| format!("a call is not slower by more than {}", percent(most)));
+            writeln!(out, "**{}: {why}**\n", if passed { "Passed" } else { "Failed" })?;
+        }
+        None => {
+            writeln!(out, "**Change of a call: {}**\n", facts.first().map_or("", |(_, text)| text.as_str()))?
         }
     }
-    write!(out, "{}", t.csv())
+    let mut name = "";
+    for (next, text) in &facts {
+        if !next.is_empty() {
+            name = next;
+        }
+        writeln!(out, "- {name}: {text}")?;
+    }
+    let differ: Vec<String> = d.differences.iter().map(|[what, ..]| markdown_text(what)).collect();
+    if !differ.is_empty() {
+        writeln!(out, "- recorded facts that differ: {}", differ.join(", "))?;
+    }
+    let told = d.ops.iter().filter(|o| o.verdict.is_some()).count();
+    let shown = d.ops.get(..told.max(top).min(MARKDOWN_ROWS).min(d.ops.len())).unwrap_or(&[]);
+    let mut table = rows(shown, false);
+    let one = in_one_run(d).take(top.min(MARKDOWN_ROWS));
+    one.for_each(|(run, o)| table.row(row_of_one(run, o, false)));
+    write!(out, "\n{}", table.markdown(MARKDOWN_RANK))?;
+    let all = d.ops.len() + d.only_a.len() + d.only_b.len();
+    match all - table.rows().len() {
+        0 => Ok(()),
+        n => writeln!(out, "\n{} more", count(n as u64, "op")),
+    }
 }
 
 /// Ops in both runs; `all` adds the columns meant for programs.
@@ -272,9 +330,14 @@ fn scatter(d: &Diff) -> Vec<(&'static str, String)> {
 
 /// One line on why a judged comparison did not pass.
 pub fn failure(d: &Diff, most: f64) -> Option<String> {
+    failure_in(d, most, clean)
+}
+
+/// The same with the name of an op written by `quoted`.
+fn failure_in(d: &Diff, most: f64, quoted: impl Fn(&str) -> String) -> Option<String> {
     let (by_ops, measured) = d.slower();
     let than = format!("more than {}", percent(most));
-    let worst = d.ops.iter().find(|o| o.verdict == Some(DiffVerdict::Slower)).map(|o| clean(&o.name));
+    let worst = d.ops.iter().find(|o| o.verdict == Some(DiffVerdict::Slower)).map(|o| quoted(&o.name));
     match d.judged(most) {
         Judgement::NotSlower => None,
         Judgement::Ops => {

@@ -133,6 +133,22 @@ impl Table {
         out
     }
 
+    /// The table in Markdown (GitHub's), with the columns up to this rank.
+    pub fn markdown(&self, most_rank: u8) -> String {
+        let shown = || self.columns.iter().enumerate().filter(|(_, c)| c.rank <= most_rank);
+        let line = |cells: Vec<String>| format!("| {} |\n", cells.join(" | "));
+        let mut out = line(shown().map(|(_, c)| c.head.to_string()).collect());
+        out += &line(shown().map(|(_, c)| if c.text { ":---" } else { "---:" }.to_owned()).collect());
+        for row in &self.rows {
+            let cell = |i: usize, c: &Column| match row.get(i) {
+                Some(cell) if c.text => markdown_text(cell),
+                cell => cell.cloned().unwrap_or_default(),
+            };
+            out += &line(shown().map(|(i, c)| cell(i, c)).collect());
+        }
+        out
+    }
+
     fn width(&self, i: usize, column: &Column) -> usize {
         let cells = self.rows.iter().filter_map(|r| r.get(i)).map(|c| c.chars().count());
         cells.max().unwrap_or(0).max(column.head.chars().count())
@@ -203,6 +219,19 @@ pub(crate) fn csv_text(cell: &str) -> String {
     }
 }
 
+/// Text from a target or a trace in Markdown: as code unless it is plain words, so that it is no markup, link or mention. What
+/// would end the code or a cell of a table is escaped.
+pub fn markdown_text(text: &str) -> String {
+    if text.chars().all(|c| c.is_ascii_alphanumeric() || c == ' ') {
+        return text.to_owned();
+    }
+    let escaped = clean(text).replace('`', "\\u{60}").replace('|', "\\u{7c}");
+    format!("`{}`", cut(&escaped, MARKDOWN_MAX))
+}
+
+/// Most characters of a text in Markdown: a comment on GitHub has 65536.
+const MARKDOWN_MAX: usize = 120;
+
 /// Minimum width of the last column before other columns are dropped.
 const LAST_MIN: usize = 16;
 
@@ -251,6 +280,17 @@ mod tests {
         t.row(vec!["-1.5".into(), "a\"b, c".into()]);
         t.row(vec!["-".into(), "=cmd\n".into()]);
         assert_eq!(t.csv(), "ms,\"op, name\"\r\n-1.5,\"a\"\"b, c\"\r\n,\"'=cmd\\n\"\r\n");
+    }
+
+    #[test]
+    fn in_markdown_no_cell_is_markup() {
+        let mut t = Table::new(vec![number("ms", 0), number("q", 3), text("verdict"), text("name")]);
+        t.row(vec!["-1.5".into(), "1".into(), "slower".into(), "@all <b>| `x` [a](b)\\\u{202e}\n#1".into()]);
+        t.row(vec!["-".into()]);
+        let want = "| ms | verdict | name |\n| ---: | :--- | :--- |\n\
+                    | -1.5 | slower | `@all <b>\\u{7c} \\u{60}x\\u{60} [a](b)\\\\u{202e}\\n#1` |\n| - |  |  |\n";
+        assert_eq!(t.markdown(2), want);
+        assert_eq!(markdown_text(&"é".repeat(500)).chars().count(), 122);
     }
 
     #[test]

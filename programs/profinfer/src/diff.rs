@@ -55,6 +55,7 @@ profinfer diff old.pfi new.pfi --by layer             layer by layer
 profinfer diff o1.pfi,o2.pfi,o3.pfi n1.pfi,n2.pfi,n3.pfi   three starts of each, recorded alternately
 profinfer diff both.pfi both.pfi --pid 4711,4712      two processes of one recording
 profinfer diff old.pfi new.pfi --fail-above 3%        exit code 3 if ops make a token slower by more than 3 %
+profinfer diff old.pfi new.pfi --fail-above 3% --markdown   the same, for a comment
 profinfer diff old.pfi new.pfi --json | jq '.ops[0]'  for a program",
     run,
 };
@@ -78,6 +79,8 @@ const FLAGS: FlagGroup = FlagGroup {
         Flag::value("top", "N", "Maximum rows; reported changes are always shown").default("20"),
         Flag::switch("json", "Print JSON: nanoseconds per call, ratios (1 = 100 %)"),
         Flag::switch("csv", "Print one table of all ops as comma-separated values").excludes(&["json"]),
+        Flag::switch("markdown", "Print Markdown with the verdict first, such as for a comment on a change")
+            .excludes(&["json", "csv"]),
     ],
 };
 
@@ -144,6 +147,9 @@ fn run(args: &Args) -> anyhow::Result<ExitCode> {
         render::json::write(&mut out, &found)?;
     } else if args.flag("csv") {
         render::diff::csv(&mut out, &found)?;
+    } else if args.flag("markdown") {
+        let limit = most.map(|most| (most, args.flag("allow-undecided")));
+        render::diff::markdown(&mut out, &found, limit, top)?;
     } else {
         let names = sides.map(|side| side.iter().map(|f| f.to_string_lossy().into_owned()).collect());
         render::diff::write(&mut out, &found, &names, top, &style())?;
