@@ -189,11 +189,18 @@ class Deadline:
         self.shell.wait()
 
 
+def sessions(page):
+    """Blocks with their commands; those of a page of the tutorial are one, since each step goes on from the one before."""
+    found = [(block, commands) for block in pages.blocks(page) if (commands := pages.commands(block))]
+    if found and found[0][0].page.startswith("docs/tutorial/"):
+        return [(found[0][0], [command for _, commands in found for command in commands])]
+    return found
+
+
 def chosen(only):
     for page in pages.pages():
-        for block in pages.blocks(page):
-            commands = pages.commands(block)
-            if commands and (not only or only in block.page or any(only in command.text for command in commands)):
+        for block, commands in sessions(page):
+            if (not only or only in block.page or any(only in command.text for command in commands)):
                 yield block, commands
 
 
