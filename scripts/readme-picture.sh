@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Draws docs/pictures/page.png, the picture of README.md: the page of the slow run of docs/tutorial/README.md in headless Chromium.
+# Draws docs/pictures/page.png, the picture of README.md: the page of the slow run of docs/tutorial/README.md in Chromium.
 #
 # usage: readme-picture.sh FILE.pfi   that run's recording
 set -euo pipefail

@@ -20,9 +20,11 @@ import argparse
 import fcntl
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -34,6 +36,8 @@ sys.path += [str(HERE.parent), str(HERE.parent / "server")]
 from debian import Failure, need_to_record  # noqa: E402
 from skips import REQUIRED, note  # noqa: E402
 
+# Programs of others that commands of pages run.
+OTHERS = ["curl", "jq", "man", "pidof", "python3", "taskset"]
 # Seconds after which a block that ends has not.
 LONG = 180
 # Above the descriptors that commands of pages use.
@@ -78,6 +82,12 @@ class NotRun:
 
     def unused(self):
         return [row for number, row in enumerate(self.rows) if number not in self.used]
+
+
+def lacking(command):
+    """A program of others that a command runs, and this machine lacks."""
+    programs = [name for name in OTHERS if re.search(rf"(?:^|[\s(;|&]){name}\s", command.text)]
+    return next((f"no {name}: make setup installs it" for name in programs if not shutil.which(name)), None)
 
 
 def expected(command):
@@ -165,8 +175,6 @@ class Deadline:
     """Ends a shell and what it started, at the latest after some seconds."""
 
     def __init__(self, shell, seconds):
-        import threading
-
         self.shell, self.over = shell, False
         self.timer = threading.Timer(seconds, self.late)
 
@@ -200,7 +208,7 @@ def sessions(page):
 def chosen(only):
     for page in pages.pages():
         for block, commands in sessions(page):
-            if (not only or only in block.page or any(only in command.text for command in commands)):
+            if not only or only in block.page or any(only in command.text for command in commands):
                 yield block, commands
 
 
@@ -221,8 +229,15 @@ def main():
             elif args.list:
                 print(f"run      {command.where}  {command.short}")
     if not args.only:
+        blocks = [block for page in pages.pages() for block in pages.blocks(page)]
+        faults += [f"{b.page}:{b.line}: {name} is a program" for b in blocks if (name := pages.unknown_program(b))]
         faults += [f"not_run.tsv: no command of a page is this: {page}: {pattern}" for page, pattern, _ in table.unused()]
     runs = [(block, [command for command, why in commands if not why]) for block, commands in found]
+    for block, commands in runs:
+        for command in [command for command in commands if lacking(command)]:
+            commands.remove(command)
+            note(f"docs {command.where}", lacking(command))
+            faults += [f"{command.where}: {lacking(command)}"] if REQUIRED else []
     runs = [(block, commands) for block, commands in runs if commands]
     if not args.list:
         try:
@@ -233,6 +248,8 @@ def main():
             runs = []
         with tempfile.TemporaryDirectory(prefix="profinfer-docs-") as kept:
             scratch = Scratch(Path(args.keep or kept).resolve())
+            if runs:
+                scratch.measure_peaks()
             for block, commands in runs:
                 for result in run_block(scratch, block, commands):
                     ran += 1

@@ -1,6 +1,7 @@
 """The pages of the documentation: their blocks, the commands in them, their headings and their links."""
 
 import re
+import shutil
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,9 +11,9 @@ ROOT = Path(__file__).resolve().parents[2]
 READ = ["README.md", "docs/**/*.md", "python/README.md", "CONTRIBUTING.md"]
 # Words that a line of a command begins with. A path of these sources, or NAME=VALUE, also does.
 PROGRAMS = set(
-    "adb alias awk cargo cat cd cp cross curl docker echo exec export for ggml-runner git hdc jq kill ln llama-bench llama-cli "
-    "llama-quantize llama-server ls make mdbook mkdir mv nice perf pip podman profinfer python3 renice rm rustup scp sh ssh sudo "
-    "systemctl taskset while".split()
+    "adb alias awk cargo cat cd cp cross curl docker echo exec export for ggml-runner git hdc jq kill ln llama-bench "
+    "llama-cli llama-quantize llama-server ls make mkdir mv nice perf pip podman profinfer python3 renice rm rustup scp sh ssh "
+    "sudo systemctl taskset while".split()
 )
 PLACES = ("benches/", "cross/", "examples/", "fuzz/", "scripts/", "tests/", "./")
 # Languages of fenced blocks that may hold commands; no language is one.
@@ -74,6 +75,13 @@ def begins_a_command(line):
     return word in PROGRAMS or word.startswith(PLACES) or re.fullmatch(r"[A-Z_]+=\S*|alias|profinfer\w*", word) is not None
 
 
+def unknown_program(block):
+    """The first word of a block that holds no commands, if it is a program: PROGRAMS lacks it, or the block is `text`."""
+    words = "\n".join(block.lines).split()
+    program = words[0] if block.language in SHELLS and words and not commands(block) else ""
+    return program if re.fullmatch(r"[a-z][\w.-]+", program) and shutil.which(program) else None
+
+
 def complete(text):
     """Whether a shell would run this: it is not the beginning of a longer command."""
     if text.rstrip().endswith("\\"):
@@ -120,7 +128,7 @@ def without_code(text):
 def links(page):
     """(line, target) of each link and picture."""
     text = without_code(page.read_text())
-    for found in re.finditer(r"\]\(\s*<?([^)\s>]+)>?(?:\s+\"[^\"]*\")?\s*\)|^\[[^\]]+\]:\s*(\S+)|\b(?:src|href)=\"([^\"]+)\"", text, re.M):
+    for found in re.finditer(r"\]\(\s*<?([^)\s>]+)[^)]*\)|^\[[^\]]+\]:\s*(\S+)|\b(?:src|href)=\"([^\"]+)\"", text, re.M):
         yield text.count("\n", 0, found.start()) + 1, found[1] or found[2] or found[3]
 
 

@@ -77,13 +77,18 @@ class Scratch:
             self.script(bin_ / name, STAND_IN.format(name=name, runner=RUNNER))
         (bin_ / SERVER).symlink_to(RUNNER)
         if not shutil.which("sudo"):
-            self.script(bin_ / "sudo", '#!/bin/sh\n# Made by tests/docs: stands in for sudo where all is done by root.\nexec "$@"\n')
+            self.script(bin_ / "sudo", '#!/bin/sh\n# Made by tests/docs: all is done by root here.\nexec "$@"\n')
         self.environment = {
             **os.environ, "PATH": f"{bin_}:{os.environ['PATH']}", "HOME": str(home), "PAGER": "cat", "MANPAGER": "cat",
             "PYTHONPATH": str(ROOT / "python"), "XDG_CACHE_HOME": str(home / ".cache"),
         }  # fmt: skip
         for name in ("XDG_CONFIG_HOME", "XDG_DATA_HOME", "SUDO_UID", "SUDO_GID"):
             self.environment.pop(name, None)
+
+    def measure_peaks(self):
+        """Once per machine, as pages tell their readers to."""
+        command = [PROFINFER, "doctor", "--peaks"]
+        subprocess.run(command, env=self.environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, check=True)
 
     @staticmethod
     def script(path, text):
@@ -106,8 +111,9 @@ class Scratch:
             path.parent.mkdir()
             self.fill(path.parent, parts)
             done = subprocess.run(
-                ["bash", "-c", command], cwd=path.parent, env=self.environment, capture_output=True, text=True, stdin=subprocess.DEVNULL
-            )
+                ["bash", "-c", command], cwd=path.parent, env=self.environment, capture_output=True, text=True,
+                stdin=subprocess.DEVNULL,
+            )  # fmt: skip
             if done.returncode or not path.exists():
                 self.failed[key] = f"files.tsv: {name}: {command}: exit {done.returncode}\n{done.stdout}{done.stderr}"
                 raise Unmade(self.failed[key])
