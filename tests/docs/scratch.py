@@ -152,7 +152,7 @@ class Scratch:
     @contextlib.contextmanager
     def servers(self, commands, place):
         """A server that computes, for blocks that record a running one."""
-        wanted = any(re.search(rf"(?:pidof|--exe .*){SERVER}", command.text) for command in commands)
+        wanted = any(re.search(rf"(?:pidof |--exe .*){SERVER}", command.text) for command in commands)
         if not wanted:
             yield
             return
