@@ -163,6 +163,7 @@ def run_block(scratch, block, commands):
                 text = Path(out.name).read_text(errors="replace")
                 now = time.monotonic()
                 results.append(Result(commands[number], code, now - begin, text[at:]))
+                files[number].with_name(f"{files[number].name}.out").write_text(text[at:])
                 begin, at = now, len(text)
         deadline.end()
         rest = Path(out.name).read_text(errors="replace")[at:]
