@@ -116,6 +116,7 @@ lint: | setup ## rustfmt, clippy, clang-format, the workflow, dependencies, wait
 	python3 tests/workflow.py
 	python3 tests/imports.py
 	python3 tests/supply_chain.py
+	python3 tests/docs/selftest.py
 	python3 tests/docs/links.py
 	rustfmt --check --edition 2024 fuzz/src/main.rs
 	clang-format --dry-run -Werror src/bpf/*.[ch] crates/inside/lib/*.[ch] crates/inside/lib/shim/bpf/*.h cross/*.c cross/qemu/*.c $(C_OF_TESTS)
