@@ -24,9 +24,10 @@ START := $(shell date +%s)
 say = @t=$$(( $$(date +%s) - $(START) )); printf '\n== %d:%02d  %s\n' $$((t / 60)) $$((t % 60)) "$(1)"
 
 .NOTPARALLEL:
-.PHONY: layers score check help setup setup-build setup-demo setup-dist setup-deb build install dist demo demo-llama test test-all \
-    test-change lint rebuild-check rustdoc fixtures engines driver unit test-service deb packages release test-dist test-cross dist-check test-arm images guests-short \
-    guests boards test-arm64 asan live devices server browser spark kill containers no-agent flaky proptest setup-fuzz fuzz fuzz-quick kill-points faults clean
+.PHONY: layers score check help setup setup-build setup-demo setup-dist setup-deb build install dist demo demo-llama test \
+    test-all test-change lint rebuild-check rustdoc fixtures engines driver unit test-docs test-service deb packages \
+    release test-dist test-cross dist-check test-arm images guests-short guests boards test-arm64 asan live devices server \
+    browser spark kill containers no-agent flaky proptest setup-fuzz fuzz fuzz-quick kill-points faults clean
 
 ##@ Use
 help: ## list the targets
@@ -115,7 +116,7 @@ $(FIXTURES)/.built: $(wildcard tests/fixtures/*) | setup
 driver: | setup ## build the program that runs a model on a packaged engine
 	$(MAKE) --no-print-directory -C tests/engines OUT=$(abspath $(DRIVER))
 
-lint: | setup ## rustfmt, clippy, clang-format, the workflow, dependencies, waits in tests, what is compiled again
+lint: | setup ## rustfmt, clippy, clang-format, the workflow, dependencies, waits in tests, links, what is compiled again
 	$(call say,lint)
 	$(CARGO) fmt --check
 	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
@@ -128,6 +129,8 @@ lint: | setup ## rustfmt, clippy, clang-format, the workflow, dependencies, wait
 	python3 tests/imports.py
 	python3 tests/release.py
 	python3 tests/supply_chain.py
+	python3 tests/docs/selftest.py
+	python3 tests/docs/links.py
 	rustfmt --check --edition 2024 fuzz/src/main.rs
 	clang-format --dry-run -Werror src/bpf/*.[ch] crates/inside/lib/*.[ch] crates/inside/lib/shim/bpf/*.h cross/*.c cross/qemu/*.c $(C_OF_TESTS)
 
@@ -145,6 +148,11 @@ unit: engines fixtures driver ## run unit tests and the tests that need no live 
 	$(RUST) lib plain runner_alloc -- --skip dataset_sql::spark
 	python3 tests/python_reader.py
 	cd crates/layers && $(CARGO) test --locked --target-dir ../../target/layers --package handover --package profinfer-cu
+
+test-docs: | setup ## run the commands of README.md and docs/ as they are written (tests/docs/not_run.tsv: those that are not)
+	$(call say,commands of the pages)
+	$(CARGO) build --locked --bins
+	python3 tests/docs/commands.py
 
 browser: | setup ## test pages in a browser
 	$(call say,pages in a browser)

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Writes the output of `make demo` between README.md's demo markers: its steps, the verdict and a table. Only
+# Writes the output of `make demo` between README.md's demo markers: its steps and the verdict. Only
 # full lines are omitted, with a marker; long lines are truncated, paths shortened.
 #
 # usage: readme-demo.sh [FILE]   FILE: output of an earlier `make demo 2>&1`, instead of running it
@@ -18,7 +18,6 @@ STEP = re.compile(r"\[\d+:\d\d\] ")
 KEEP = {
     # The engine's last lines, and the verdict.
     "tokens: ": lambda at, line: re.match(r"(profinfer:|Model|Recording|Decode|Prefill|A token|Limit|Advice|Details| )", line),
-    "Operators by op,": lambda at, line: True,
 }
 CUT = "[…]"
 MARK = "<!-- demo: begin", "<!-- demo: end -->"

@@ -34,6 +34,7 @@ PARTS = [
     Part("browser", "browser", "pages in a browser", 4, 3),
     Part("spark", "spark", "docs/SQL.md in Apache Spark", 4, 3),
     Part("containers", "containers", "recording and the service in containers", 4, 2),
+    Part("docs", "test-docs", "commands of README.md and docs/ as they are written", 4, 6),
     Part("kill", "kill", "recorders and services killed or refused at a system call", 4, 4),
 ]
 BY_NAME = {part.name: part for part in PARTS}
@@ -46,7 +47,7 @@ EVERYTHING = " ".join(part.name for part in REST)
 # `make test` runs in any case.
 PATHS = [
     ("crates/analysis/*", "no-agent rustdoc"),
-    ("crates/cli/*", "no-agent dist rustdoc"),
+    ("crates/cli/*", "no-agent dist rustdoc docs"),
     ("crates/common/*", "no-agent rustdoc arm"),
     ("crates/dataset/*", "spark rustdoc"),
     ("crates/engine/*", "guests devices rustdoc"),
@@ -63,7 +64,7 @@ PATHS = [
     ("crates/service/*", "boards kill rustdoc"),
     ("crates/trials/*", "boards rustdoc"),
     ("crates/tune/*", "rustdoc"),
-    ("programs/*", "no-agent dist rustdoc"),
+    ("programs/*", "no-agent dist rustdoc docs"),
     ("src/bpf/*", "guests dist kill devices"),
     ("src/capture/*", "guests devices kill rustdoc"),
     ("src/recorder/*", "guests devices kill server rustdoc"),
@@ -77,6 +78,7 @@ PATHS = [
     ("conf/*", "boards dist"),
     ("tests/arm/*", "arm"),
     ("tests/dist/*", "dist"),
+    ("tests/docs/*", "docs"),
     ("tests/cross_image.py", "dist"),
     ("tests/cross_build.py", "cross"),
     ("tests/podman.py", "cross containers"),
@@ -99,11 +101,12 @@ PATHS = [
     # The rest of the tests, and what only they, a reader or a user of the sources meets.
     ("tests/*", ""),
     ("benches/*", ""),
-    ("docs/SQL.md", "spark"),
-    ("docs/BUILDING.md", "cross"),
-    ("docs/*", ""),
+    ("docs/SQL.md", "spark docs"),
+    ("docs/BUILDING.md", "cross docs"),
+    ("docs/*", "docs"),
     ("fuzz/*", ""),
     ("examples/*", ""),
+    ("python/README.md", "docs"),
     ("python/*", ""),
     ("scripts/packages.tsv", "cross"),
     ("scripts/setup.sh", "cross"),
@@ -115,7 +118,7 @@ PATHS = [
     ("rustfmt.toml", ""),
     ("LICENSE-*", ""),
     ("CITATION.cff", ""),
-    ("*.md", ""),
+    ("*.md", "docs"),
     ("Cross.toml", "dist cross"),
     ("Cargo.toml", EVERYTHING),
     ("Cargo.lock", EVERYTHING),

@@ -1,0 +1,80 @@
+#!/usr/bin/env python3
+"""Tests of how pages are read: what is a command, where it ends, which code it must exit with, headings and links."""
+
+import tempfile
+import unittest
+from pathlib import Path
+from unittest import mock
+
+import commands
+import pages
+from scratch import Scratch, named
+
+
+class Pages(unittest.TestCase):
+    def read(self, text):
+        with tempfile.TemporaryDirectory() as directory, mock.patch.object(pages, "ROOT", Path(directory).resolve()):
+            page = pages.ROOT / "page.md"
+            page.write_text(text)
+            found = [[c.text for c in pages.commands(block)] for block in pages.blocks(page)]
+            return found, pages.anchors(page), list(pages.links(page))
+
+    def test_a_session_has_the_lines_after_a_dollar(self):
+        self.assertEqual(self.read("```\n$ make demo\nmake it so\n$ ls \\\n  -l\n```\n")[0], [["make demo", "ls \\\n-l"]])
+
+    def test_a_block_of_commands_has_all_its_lines(self):
+        text = "a\n\n    while true; do\n        exit\n    done\n    make x   # why\n\nb\n"
+        self.assertEqual(self.read(text)[0], [["while true; do\nexit\ndone", "make x   # why"]])
+
+    def test_output_and_other_languages_are_no_commands(self):
+        text = "```\nDecode 3 tok/s\n```\n\n    profinfer: no\n\n```toml\nmake = 1\n```\n"
+        self.assertEqual(self.read(text)[0], [[], [], []])
+
+    def test_a_program_that_is_not_known_is_told(self):
+        block = pages.Block("page.md", 1, "", ["    sort x"])
+        self.assertEqual(pages.unknown_program(block), "sort")
+        self.assertIsNone(pages.unknown_program(pages.Block("page.md", 1, "text", ["    sort x"])))
+
+    def test_headings_become_anchors(self):
+        names = self.read("# A `b`: c, d\n\n## x\n## x\n\n```\n# no\n```\n")[1]
+        self.assertEqual(names, {"a-b-c-d", "x", "x-1"})
+
+    def test_links_in_code_are_none(self):
+        found = self.read("[a](b.md#c) `[x](y)`\n\n    [x](y)\n\n![p](q.png)\n")[2]
+        self.assertEqual(found, [(1, "b.md#c"), (5, "q.png")])
+
+
+class Commands(unittest.TestCase):
+    def command(self, text):
+        return pages.Command("docs/PAGE.md", 1, text)
+
+    def test_a_comment_states_the_exit_code(self):
+        self.assertEqual(commands.expected(self.command("false   # exits with 1")), {1})
+        self.assertEqual(commands.expected(self.command("true   # 1")), {0})
+
+    def test_what_is_not_run_is_still_looked_at(self):
+        for text in ["make no-such-target", "tests/no-such.py x", "for x in"]:
+            self.assertTrue(commands.fault_of_not_run(self.command(text)), text)
+        self.assertIsNone(commands.fault_of_not_run(self.command("make demo   # why")))
+
+    def test_files_are_found_by_their_whole_name(self):
+        self.assertTrue(named("run.pfi", "report run.pfi --all"))
+        for text in ["x/run.pfi", "my-run.pfi", "run.pfi/x"]:
+            self.assertFalse(named("run.pfi", text), text)
+        self.assertTrue(named("runs/", "runs/*.pfi"))
+
+    def test_what_a_block_writes_first_is_not_prepared(self):
+        asked = []
+        scratch = mock.Mock(spec=Scratch, place=Path(tempfile.gettempdir()), blocks=0)
+        scratch.table = [("*", "run.pfi", ""), ("*", "old.pfi", "")]
+        scratch.recipe.return_value = "x"
+        scratch.make.side_effect = lambda page, name: asked.append(name)
+        with tempfile.TemporaryDirectory() as directory:
+            scratch.place = Path(directory)
+            block = pages.Block("page.md", 1, "", [])
+            Scratch.block(scratch, block, ["profinfer record -o run.pfi -- x", "profinfer diff old.pfi run.pfi"])
+        self.assertEqual(asked, ["old.pfi"])
+
+
+if __name__ == "__main__":
+    unittest.main()
