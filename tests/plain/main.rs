@@ -42,6 +42,8 @@ mod dag_cli;
 mod dataset_cli;
 #[cfg(feature = "dataset")]
 mod dataset_sql;
+#[cfg(feature = "agent")]
+mod diagnose_cli;
 mod diff_runs;
 #[cfg(feature = "agent")]
 mod discover_fixtures;
