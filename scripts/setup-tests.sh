@@ -10,7 +10,7 @@ hashed() { # arguments of pip install
         --require-hashes "$@" 2>&1) || { echo "$said" | tail -n 2 >&2 && return 1; }
 }
 
-# Used by tests to decode exported timelines and pushed metrics.
+# Used by tests to decode exported timelines and pushed metrics, and as the client of `profinfer mcp`.
 python_package() { # package, the name of its directories, list of requirements, directory in the cache
     version=$(sed -n "s/^$1==\([0-9.]*\).*/\1/p" "$3")
     dir=$cache/$4
@@ -40,6 +40,7 @@ fleet() {
 if mkdir -p "$cache" 2>/dev/null && [ -w "$cache" ]; then
     python_package perfetto perfetto "$tests/perfetto/requirements.txt" perfetto
     python_package opentelemetry-proto opentelemetry_proto "$tests/service/requirements.txt" otlp
+    python_package mcp mcp "$tests/mcp/requirements.txt" mcp
     fleet
     "$tests/perfetto/system.sh" --fetch || without "no recorder of Perfetto: its test is skipped"
 else

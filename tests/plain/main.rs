@@ -73,6 +73,8 @@ mod export_trust;
 mod fuzz_corpus;
 mod hostile_text;
 mod html;
+#[cfg(feature = "agent")]
+mod mcp_cli;
 mod model_damage;
 mod no_threads;
 mod offload;

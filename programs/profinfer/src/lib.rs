@@ -33,6 +33,8 @@ pub mod html;
 mod identity;
 #[cfg(feature = "agent")]
 pub mod install;
+#[cfg(all(feature = "agent", not(feature = "board")))]
+pub mod mcp;
 #[cfg(not(feature = "board"))]
 pub mod predict;
 pub mod reading;
@@ -167,6 +169,8 @@ const COMMANDS: &[&Command] = &[
     #[cfg(not(feature = "board"))]
     &experts::COMMAND,
     &accuracy::COMMAND,
+    #[cfg(all(feature = "agent", not(feature = "board")))]
+    &mcp::COMMAND,
     #[cfg(feature = "agent")]
     &selftest::COMMAND,
     #[cfg(feature = "agent")]
@@ -187,7 +191,7 @@ profinfer completions fish > ~/.config/fish/completions/profinfer.fish",
 const ELSEWHERE: &[Elsewhere] = &[
     #[cfg(feature = "board")]
     Elsewhere {
-        names: &["html", "export", "dag", "stat", "diff", "score", "experts", "predict", "diagnose"],
+        names: &["html", "export", "dag", "stat", "diff", "score", "experts", "predict", "diagnose", "mcp"],
         build: "for boards",
         hint: "copy the trace to another machine with a full build of profinfer",
     },
@@ -195,7 +199,7 @@ const ELSEWHERE: &[Elsewhere] = &[
     Elsewhere {
         names: &[
             "record", "top", "diagnose", "tune", "config", "serve", "doctor", "status", "dump", "watch",
-            "stop", "selftest", "install",
+            "stop", "mcp", "selftest", "install",
         ],
         build: "without the recorder",
         hint: "to include it, run cargo build --release on Linux without --no-default-features",
