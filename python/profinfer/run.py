@@ -1,6 +1,8 @@
 """A recorded run: its tables, what is known of the recording, and what is missing in it."""
 
-from . import causes, quality
+from collections import Counter
+
+from . import causes, notebook, quality
 from .blocks import MAJOR, MINOR, Scan, Store
 from .calls import Timeline, backend_name
 from .kinds import BY_NAME
@@ -252,6 +254,16 @@ class Run:
 
     def __repr__(self):
         return f"<profinfer run: {len(self._scan.blocks)} blocks, format {self.version[0]}.{self.version[1]}>"
+
+    def _repr_html_(self):
+        """For notebooks: the machine, the calls, whether anything is missing, and the tables."""
+        header, footer = self.header or {}, self.footer or {}
+        phases = Counter(call.phase or "unknown" for call in self._timeline.calls)
+        calls = ", ".join(f"{n} {phase}" for phase, n in sorted(phases.items())) or "none"
+        return notebook.facts("profinfer run", [
+            ("recorded by", header.get("tool")), ("on", header.get("cpu_model")), ("kernel", header.get("kernel")),
+            ("calls", calls), ("ended", footer.get("end")),
+            ("complete", "yes" if self.complete else "no: " + "; ".join(self.incomplete)), ("tables", ", ".join(TABLES))])
 
 
 TABLES = ("ops", "calls", "graphs", "splits", "cpu_graphs", "threads", "tensors", "counters", "op_counts", "offcpu", "sensors",

@@ -1,8 +1,10 @@
 """Tables of columns that are computed when they are asked for."""
 
 from array import array
+from itertools import islice
 from operator import attrgetter, itemgetter
 
+from . import notebook
 from .wire import I64_MAX
 
 
@@ -187,6 +189,11 @@ class Table:
 
     def __repr__(self):
         return f"<profinfer table {self._title}: {len(self)} rows of {', '.join(self.names)}>"
+
+    def _repr_html_(self):
+        """For notebooks: the first rows."""
+        rows = [row.values() for row in islice(self, notebook.ROWS)]
+        return notebook.table(self._title, self.names, rows, len(self))
 
     def __getitem__(self, name):
         """One column: a numpy array if numpy is installed (masked where values are not known), else an array or a list."""

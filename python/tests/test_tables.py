@@ -31,6 +31,27 @@ class Tables(unittest.TestCase):
         self.assertEqual(self.table.names, ("n", "maybe", "big", "text", "flag", "list"))
         self.assertIn("3 rows of n, maybe", repr(self.table))
 
+    def test_in_a_notebook(self):
+        shown = self.table._repr_html_()
+        self.assertIn("<caption>example: 3 rows</caption>", shown)
+        self.assertIn("<tr><td>-2</td><td>0</td><td>0</td><td></td><td>False</td><td></td></tr>", shown)
+        long = from_rows("long", FIELDS, ROWS * 5)._repr_html_()
+        self.assertIn("long: 15 rows, of which the first 10 are shown", long)
+        self.assertEqual(long.count("<tr><td>"), 10)
+
+    def test_what_a_notebook_shows_is_text(self):
+        hostile = "<script>\x1b\u202e" + "x" * 200
+        shown = from_rows("<b>", (("text", str),), [(hostile,)])._repr_html_()
+        self.assertNotRegex(shown, "<script|<b>|\x1b|\u202e|x{80}")
+        self.assertIn("&lt;script&gt;\\x1b\\u202exxx", shown)
+
+    def test_a_run_in_a_notebook(self):
+        run = profinfer.open(small())
+        shown = run._repr_html_()
+        self.assertIn(f"<td>{'yes' if run.complete else 'no: '}", shown)
+        self.assertIn("<th>calls</th>", shown)
+        self.assertIn("<th>tables</th><td>ops, calls, graphs", shown)
+
     def test_no_such_column(self):
         with self.assertRaisesRegex(KeyError, "it has n, maybe"):
             self.table["m"]

@@ -97,11 +97,12 @@ fn options() -> report::ReportOptions {
 
 fn reports(out: &mut Out, trace: &Trace) {
     let told = report(trace, &options(), &LoadProgress::default());
-    render::verdict::write(out, &told, "a.pfi", &Style { width: Some(90), color: true }).unwrap();
+    render::verdict::write(out, &told, "a.pfi", &Style { width: Some(90), color: true, ..Style::default() })
+        .unwrap();
     if let Some(verdict) = &told.verdict {
         render::verdict::advice(out, verdict, &Style::default()).unwrap();
     }
-    render::text::write(out, &told, &Style { width: Some(90), color: true }).unwrap();
+    render::text::write(out, &told, &Style { width: Some(90), color: true, ..Style::default() }).unwrap();
     render::json::write(out, &told).unwrap();
 }
 

@@ -3,24 +3,21 @@
 
 use super::python;
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Output};
 
 use serde_json::Value;
 
-/// Where scripts/setup.sh puts the package perfetto.
-fn package() -> PathBuf {
-    let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
-    let home = || PathBuf::from(std::env::var_os("HOME").unwrap_or_default()).join(".cache");
-    cache.unwrap_or_else(home).join("profinfer/perfetto")
-}
-
 /// The output of a script in tests/perfetto for Perfetto traces; `None` if they cannot be decoded here.
 pub fn script(name: &str, traces: &[&Path]) -> Option<Value> {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/perfetto").join(name);
-    let mut python = Command::new("python3");
+    let mut command = Command::new("python3");
     python::json(
-        python.env("PYTHONPATH", package()).env("PYTHONDONTWRITEBYTECODE", "1").arg(script).args(traces),
+        command
+            .env("PYTHONPATH", python::package("perfetto"))
+            .env("PYTHONDONTWRITEBYTECODE", "1")
+            .arg(script)
+            .args(traces),
     )
 }
 

@@ -19,6 +19,7 @@ mod trace_support;
 static ALLOCATOR: common::allocator::Counting = common::allocator::Counting;
 
 mod affinity;
+mod agents;
 mod btf;
 mod budget;
 mod capabilities;

@@ -42,6 +42,8 @@ mod dag_cli;
 mod dataset_cli;
 #[cfg(feature = "dataset")]
 mod dataset_sql;
+#[cfg(feature = "agent")]
+mod diagnose_cli;
 mod diff_runs;
 #[cfg(feature = "agent")]
 mod discover_fixtures;
@@ -71,6 +73,8 @@ mod export_trust;
 mod fuzz_corpus;
 mod hostile_text;
 mod html;
+#[cfg(feature = "agent")]
+mod mcp_cli;
 mod model_damage;
 mod no_threads;
 mod offload;

@@ -69,6 +69,33 @@ fn the_whole_report() {
 }
 
 #[test]
+fn markdown_is_the_verdict_and_the_tables() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = file(&dir, &trace());
+    let out = profinfer(&["report", "run.pfi", "--markdown"]).current_dir(&dir).output().unwrap();
+    assert!(out.status.success(), "{}", text(&out.stderr));
+    let markdown = text(&out.stdout);
+    snapshot("report.md", &markdown);
+    let verdict = profinfer(&["report", "run.pfi"]).current_dir(&dir).output().unwrap();
+    assert!(markdown.starts_with(&format!("```text\n{}```\n", text(&verdict.stdout))), "{markdown}");
+    // All rows of a table have as many cells; tables are the ones of the text.
+    let cells = |line: &str| line.replace("\\|", "").matches('|').count();
+    let rows: Vec<&str> = markdown.lines().filter(|line| line.starts_with('|')).collect();
+    let heads = rows.iter().enumerate().filter(|(_, line)| line.starts_with("|-")).map(|(i, _)| i - 1);
+    let heads: Vec<usize> = heads.collect();
+    for (at, head) in heads.iter().enumerate() {
+        let end = heads.get(at + 1).copied().unwrap_or(rows.len());
+        assert!(rows[*head..end].iter().all(|row| cells(row) == cells(rows[*head])), "{}", rows[*head]);
+    }
+    let all = profinfer(&["report", &file, "--all"]).output().unwrap();
+    assert!(heads.len() > 5 && text(&all.stdout).matches("\nOperators by").count() > 1, "{}", heads.len());
+    let one = profinfer(&["report", &file, "--markdown", "--by", "layer"]).output().unwrap();
+    assert_eq!(text(&one.stdout).matches("\n## Operators by layer").count(), 2);
+    let both = profinfer(&["report", &file, "--markdown", "--json"]).output().unwrap();
+    assert_eq!(both.status.code(), Some(2));
+}
+
+#[test]
 fn a_pipe_gives_the_same_as_a_file() {
     let dir = tempfile::tempdir().unwrap();
     let bytes = trace();

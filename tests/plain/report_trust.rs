@@ -23,7 +23,7 @@ fn read(trace: &Trace) -> Report {
 /// The report's text at the width of a small terminal.
 fn shown(r: &Report) -> String {
     let mut out = Vec::new();
-    text::write(&mut out, r, &Style { width: Some(80), color: false }).unwrap();
+    text::write(&mut out, r, &Style { width: Some(80), ..Style::default() }).unwrap();
     json::write(&mut Vec::new(), r).unwrap();
     String::from_utf8(out).unwrap()
 }

@@ -28,6 +28,19 @@ pub fn dot_string(text: &str, end: &str) -> String {
     format!("\"{}\"", text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', end))
 }
 
+/// Text of Markdown in which no character has a meaning.
+pub fn markdown(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for c in clean(text).chars() {
+        if "\\`*_{}[]<>#|~!&$@".contains(c) {
+            out.push('\\');
+        }
+        out.push(c);
+    }
+    // A web address would become a link.
+    out.replace("://", ":\\//").replace("www.", "www\\.")
+}
+
 /// Appends a character's JSON escape to `out`.
 pub fn escape(out: &mut String, c: char) {
     for unit in c.encode_utf16(&mut [0; 2]) {
@@ -93,6 +106,13 @@ mod tests {
     #[test]
     fn a_string_of_dot_is_one_string() {
         assert_eq!(dot_string("a \"b\" \\n\nc", "\\l"), r#""a \"b\" \\n\lc""#);
+    }
+
+    #[test]
+    fn text_in_markdown_stays_text() {
+        assert_eq!(markdown("# *a*_b_`c`|d"), "\\# \\*a\\*\\_b\\_\\`c\\`\\|d");
+        assert_eq!(markdown("<img src=x> [l](http://x)\n-"), "\\<img src=x\\> \\[l\\](http:\\//x)\\\\n-");
+        assert_eq!(markdown("MUL_MAT 1.5 %"), "MUL\\_MAT 1.5 %");
     }
 
     proptest! {

@@ -32,6 +32,10 @@ use machine::maps::{FileId, Mapping};
 use machine::privileges::{self, Cap, Privileges};
 use machine::proc;
 
+mod once;
+
+pub use once::RunningEngines;
+
 /// Interval between scans of `/proc` where the kernel does not report mappings.
 const POLLING: Duration = Duration::from_millis(250);
 /// Interval between checks of found processes, of the list of CPUs, and for losses.
@@ -210,11 +214,14 @@ impl Finder {
                 POLLING.as_millis()
             ),
         };
-        let unseen = match self.unseen {
-            0 => String::new(),
-            n => format!("; {n} mapped files could not be opened: that needs CAP_DAC_READ_SEARCH, or root"),
-        };
+        let unseen = self.not_opened().map(|text| format!("; {text}")).unwrap_or_default();
         format!("{by}{}{unseen}", self.lacks)
+    }
+
+    /// That mapped files could not be opened, if so.
+    fn not_opened(&self) -> Option<String> {
+        let n = Some(self.unseen).filter(|n| *n > 0)?;
+        Some(format!("{n} mapped files could not be opened: that needs CAP_DAC_READ_SEARCH, or root"))
     }
 
     /// True: the kernel reports mappings. False: an engine may run for a quarter of a second before it is found,

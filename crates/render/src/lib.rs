@@ -16,6 +16,7 @@ pub mod html;
 pub mod json;
 pub mod kernels_csv;
 pub mod levels;
+pub mod markdown;
 pub mod offload;
 pub mod ops_csv;
 pub mod predict;

@@ -15,14 +15,14 @@ const CPUS: &str = "affinity: ";
 
 /// Writes the recording quality section.
 pub fn write(out: &mut dyn Write, quality: &RecordingQuality, style: &Style) -> io::Result<()> {
-    writeln!(out, "\n{}", style.bold("Recording quality"))?;
+    writeln!(out, "\n{}", style.heading("Recording quality"))?;
     verdict_line(out, quality, style)?;
     lines(out, &all(quality), style)
 }
 
 /// Writes the section in one line.
 pub fn line(out: &mut dyn Write, quality: &RecordingQuality, style: &Style) -> io::Result<()> {
-    writeln!(out, "\n{}", style.bold("Recording quality (--verbose: all of it)"))?;
+    writeln!(out, "\n{}", style.heading("Recording quality (--verbose: all of it)"))?;
     verdict_line(out, quality, style)
 }
 

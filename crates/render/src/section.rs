@@ -3,14 +3,22 @@
 use std::io::{self, Write};
 
 use super::table::{Style, Table, clean};
+use common::plain;
 
 pub fn title(out: &mut dyn Write, style: &Style, text: &str) -> io::Result<()> {
-    writeln!(out, "\n{}", style.bold(&style.fold(&clean(text), 0)))
+    writeln!(out, "\n{}", style.heading(&style.fold(&clean(text), 0)))
 }
 
 /// One `name: value` line; omitted if the value is empty.
 pub fn fact(out: &mut dyn Write, style: &Style, name: &str, value: &str) -> io::Result<()> {
-    if value.is_empty() { Ok(()) } else { writeln!(out, "  {name:<12} {}", style.fold(&clean(value), 15)) }
+    match (value.is_empty(), style.markdown) {
+        (true, _) => Ok(()),
+        (false, true) => {
+            let end = if name.is_empty() { "" } else { ": " };
+            writeln!(out, "- {name}{end}{}", plain::markdown(value))
+        }
+        (false, false) => writeln!(out, "  {name:<12} {}", style.fold(&clean(value), 15)),
+    }
 }
 
 /// One result: a title, an optional table, and notes below it.

@@ -2,17 +2,26 @@
 
 use std::borrow::Cow;
 
+use common::plain;
+
 /// How a text view may be drawn.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Style {
     /// Columns of the terminal; `None` is a pipe or file, where nothing is cut off.
     pub width: Option<usize>,
     pub color: bool,
+    /// Tables, headings and names with values are Markdown.
+    pub markdown: bool,
 }
 
 impl Style {
     pub fn bold(&self, text: &str) -> String {
         self.paint("1", text)
+    }
+
+    /// The heading of a section.
+    pub fn heading(&self, text: &str) -> String {
+        if self.markdown { format!("## {}\n", plain::markdown(text)) } else { self.bold(text) }
     }
 
     pub fn dim(&self, text: &str) -> String {
@@ -110,6 +119,9 @@ impl Table {
 
     /// The table as lines that end in a newline, indented by two.
     pub fn render(&self, style: &Style) -> String {
+        if style.markdown {
+            return self.markdown();
+        }
         let widths: Vec<usize> = self.columns.iter().enumerate().map(|(i, c)| self.width(i, c)).collect();
         let shown = self.fitting(&widths, style.width);
         let mut out = style.dim(&self.line(&shown, &widths, style, |_, c| c.head.as_ref()));
@@ -118,6 +130,19 @@ impl Table {
             out.push_str(&self.line(&shown, &widths, style, |i, _| row.get(i).map_or("", String::as_str)));
             out.push('\n');
         }
+        out
+    }
+
+    /// The table in Markdown, between empty lines.
+    fn markdown(&self) -> String {
+        let heads = self.columns.iter().map(|c| c.head.as_ref());
+        let ends = self.columns.iter().map(|c| if c.text { "---" } else { "--:" });
+        let mut out = format!("\n{}|{}|\n", markdown_row(heads), ends.collect::<Vec<_>>().join("|"));
+        for row in &self.rows {
+            let cells = (0..self.columns.len()).map(|i| row.get(i).map_or("", String::as_str));
+            out.push_str(&markdown_row(cells));
+        }
+        out.push('\n');
         out
     }
 
@@ -204,6 +229,11 @@ impl Table {
     }
 }
 
+fn markdown_row<'a>(cells: impl Iterator<Item = &'a str>) -> String {
+    let cells: Vec<String> = cells.map(plain::markdown).collect();
+    format!("| {} |\n", cells.join(" | "))
+}
+
 /// A cell of [`Table::csv`]; `-` means that there is no value.
 fn csv_cell(cell: &str) -> String {
     if cell == "-" { String::new() } else { csv_text(cell) }
@@ -256,7 +286,7 @@ mod tests {
 
     #[test]
     fn long_text_wraps_under_itself() {
-        let style = Style { width: Some(40), color: false };
+        let style = Style { width: Some(40), ..Style::default() };
         let text = style.fold("one two three four five six seven", 16);
         assert_eq!(text, "one two three four five\n                six seven");
         assert_eq!(style.fold("  a", 16), "  a");
@@ -295,10 +325,19 @@ mod tests {
 
     #[test]
     fn a_narrow_terminal_loses_the_least_important_columns() {
-        let out = sample().render(&Style { width: Some(31), color: false });
+        let out = sample().render(&Style { width: Some(31), ..Style::default() });
         assert_eq!(out.lines().next(), Some("    ms  calls  op"));
         assert!(out.lines().all(|l| l.chars().count() <= 31), "{out}");
-        let out = sample().render(&Style { width: Some(5), color: false });
+        let out = sample().render(&Style { width: Some(5), ..Style::default() });
         assert_eq!(out.lines().next(), Some("    ms  op"));
+    }
+
+    #[test]
+    fn a_table_in_markdown_has_its_columns_and_no_more() {
+        let mut table = Table::new(vec![number("ms", 0), text("name")]);
+        table.row(vec!["1.5".into(), "a|b".into()]);
+        table.row(vec!["2".into()]);
+        let style = Style { markdown: true, ..Style::default() };
+        assert_eq!(table.render(&style), "\n| ms | name |\n|--:|---|\n| 1.5 | a\\|b |\n| 2 |  |\n\n");
     }
 }

@@ -36,7 +36,7 @@ pub fn all(out: &mut dyn Write, report: &Report, verbose: bool, style: &Style) -
         }
         return sections(out, report, style);
     }
-    writeln!(out, "{}", style.bold("Run"))?;
+    writeln!(out, "{}", style.heading("Run"))?;
     lines(out, &run(report), style)?;
     quality::left_out(out, &report.quality, style)?;
     let several = report.runs.len() > 1;

@@ -58,7 +58,7 @@ fn run(args: &Args) -> anyhow::Result<ExitCode> {
         render::accuracy::write(
             &mut out,
             &comparison,
-            &Style { width: None, color: terminal && cli::terminal::colour() },
+            &Style { color: terminal && cli::terminal::colour(), ..Style::default() },
         )?;
     }
     out.flush()?;

@@ -207,7 +207,7 @@ fn against(
     let names = [file, other].map(|f| f.to_string_lossy().into_owned());
     let names = [names[0].as_str(), names[1].as_str()];
     let colour = io::stdout().is_terminal() && cli::terminal::colour();
-    let style = Style { width: None, color: colour && output == Path::new("-") };
+    let style = Style { color: colour && output == Path::new("-"), ..Style::default() };
     write(output, rules, |out| match json {
         true => view::compare::json(out, &told, names),
         false => view::compare::text(out, &told, names, &style),

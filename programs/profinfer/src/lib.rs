@@ -18,6 +18,8 @@ pub mod config;
 pub mod control;
 #[cfg(not(feature = "board"))]
 pub mod dag;
+#[cfg(all(feature = "agent", not(feature = "board")))]
+pub mod diagnose;
 #[cfg(not(feature = "board"))]
 pub mod diff;
 #[cfg(feature = "agent")]
@@ -31,6 +33,8 @@ pub mod html;
 mod identity;
 #[cfg(feature = "agent")]
 pub mod install;
+#[cfg(all(feature = "agent", not(feature = "board")))]
+pub mod mcp;
 #[cfg(not(feature = "board"))]
 pub mod predict;
 pub mod reading;
@@ -114,6 +118,7 @@ profinfer doctor                                 can this machine be recorded?
 profinfer record -o run.pfi -- llama-cli -m model.gguf -p 'Hello' -n 64
 profinfer record --on ssh:root@board -- ./llama-cli -m model.gguf -n 64
 profinfer top -p $(pidof llama-server)           where the time goes, live
+profinfer diagnose --json                        what limits what runs, for a program
 profinfer tune -- llama-bench -m model.gguf      which cores, threads and flags are best
 profinfer report run.pfi                         where the time went
 profinfer html run.pfi -o run.html               the same and more, as one page for a browser
@@ -127,6 +132,8 @@ const COMMANDS: &[&Command] = &[
     &record::COMMAND,
     #[cfg(feature = "agent")]
     &top::COMMAND,
+    #[cfg(all(feature = "agent", not(feature = "board")))]
+    &diagnose::COMMAND,
     #[cfg(feature = "agent")]
     &tune::COMMAND,
     #[cfg(feature = "agent")]
@@ -162,6 +169,8 @@ const COMMANDS: &[&Command] = &[
     #[cfg(not(feature = "board"))]
     &experts::COMMAND,
     &accuracy::COMMAND,
+    #[cfg(all(feature = "agent", not(feature = "board")))]
+    &mcp::COMMAND,
     #[cfg(feature = "agent")]
     &selftest::COMMAND,
     #[cfg(feature = "agent")]
@@ -182,15 +191,15 @@ profinfer completions fish > ~/.config/fish/completions/profinfer.fish",
 const ELSEWHERE: &[Elsewhere] = &[
     #[cfg(feature = "board")]
     Elsewhere {
-        names: &["html", "export", "dag", "stat", "diff", "score", "experts", "predict"],
+        names: &["html", "export", "dag", "stat", "diff", "score", "experts", "predict", "diagnose", "mcp"],
         build: "for boards",
         hint: "copy the trace to another machine with a full build of profinfer",
     },
     #[cfg(not(feature = "agent"))]
     Elsewhere {
         names: &[
-            "record", "top", "tune", "config", "serve", "doctor", "status", "dump", "watch", "stop",
-            "selftest", "install",
+            "record", "top", "diagnose", "tune", "config", "serve", "doctor", "status", "dump", "watch",
+            "stop", "mcp", "selftest", "install",
         ],
         build: "without the recorder",
         hint: "to include it, run cargo build --release on Linux without --no-default-features",

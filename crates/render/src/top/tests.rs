@@ -188,7 +188,7 @@ fn what_is_known_has_its_line() {
 #[test]
 fn no_word_is_cut_and_the_keys_stay_at_the_bottom() {
     for (width, height) in [(80, 24), (60, 22), (80, 18)] {
-        let style = Style { width: Some(width), color: false };
+        let style = Style { width: Some(width), ..Style::default() };
         let said = text(&all_known(), &screen(height), &style);
         assert!(said.lines().count() <= height && said.lines().all(|l| l.chars().count() <= width), "{said}");
         assert!(
@@ -200,7 +200,7 @@ fn no_word_is_cut_and_the_keys_stay_at_the_bottom() {
         assert!(words.contains("14 % waiting for a CPU, 1 % page faults and I/O"), "{said}");
     }
     let long = TopSnapshot { target: "word ".repeat(40), ..all_known() };
-    let said = text(&long, &screen(24), &Style { width: Some(80), color: false });
+    let said = text(&long, &screen(24), &Style { width: Some(80), ..Style::default() });
     assert!(said.lines().next().is_some_and(|l| l.ends_with("word…")), "{said}");
 }
 
@@ -246,7 +246,10 @@ fn a_device_has_a_line() {
 
 #[test]
 fn colours_take_no_room() {
-    let (plain, color) = (Style { width: Some(80), color: false }, Style { width: Some(80), color: true });
+    let (plain, color) = (
+        Style { width: Some(80), ..Style::default() },
+        Style { width: Some(80), color: true, ..Style::default() },
+    );
     let painted = text(&all_known(), &screen(24), &color);
     assert!(
         painted.contains("\x1b[31m70 % computing") && painted.contains("\x1b[32m▄ ▂█\x1b[0m"),
@@ -319,7 +322,7 @@ fn it_fits_whatever_room_there_is() {
     for p in [picture(), all_known()] {
         for height in 1..30 {
             for width in [1, 20, 60, 100] {
-                let style = Style { width: Some(width), color: false };
+                let style = Style { width: Some(width), ..Style::default() };
                 let text = text(&p, &screen(height), &style);
                 assert!(text.lines().count() <= height, "{text}");
                 let least = 30;

@@ -226,7 +226,7 @@ fn run(args: &Args) -> anyhow::Result<ExitCode> {
             &mut out,
             &found,
             prediction.as_ref(),
-            &Style { width, color: terminal && cli::terminal::colour() },
+            &Style { width, color: terminal && cli::terminal::colour(), ..Style::default() },
         )?;
     }
     out.flush()?;

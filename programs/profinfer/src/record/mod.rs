@@ -15,7 +15,7 @@ use self::flags::RecordArgs;
 use super::{conf, written};
 use agent::capture::error::RecordError;
 use agent::recorder::recording::{
-    Arrivals, ProbedEngine, RecordOptions, RecordingProgress, SessionObserver, Streams, Summary, Target,
+    Arrivals, ProbedEngine, RecordOptions, RecordingProgress, SessionObserver, Summary, Target,
 };
 use agent::recorder::requests::Requests;
 use agent::recorder::session;
@@ -52,8 +52,7 @@ fn run(args: &Args) -> Result<ExitCode> {
     }
     let events = Events::open(args)?;
     let asked = RecordArgs::read(args)?;
-    let to_stdout = asked.options.streams == Streams::StdoutTaken;
-    if to_stdout && io::stdout().is_terminal() {
+    if is_stdout(&asked.output) && io::stdout().is_terminal() {
         bail!("standard output is a terminal: redirect it, or give a file with -o");
     }
     #[cfg(not(feature = "board"))]
@@ -63,21 +62,8 @@ fn run(args: &Args) -> Result<ExitCode> {
     let told = events.clone();
     let signals = StopSignals::install(move || told.stopping("signal"))?;
     lifeline::watch(args)?;
-    let mut watch = Status::new(asked.quiet, ready_line(&asked.target), signals, events.clone());
-    let RecordArgs { target, output, over, mode, quiet, leave, owner, options } = asked;
-    let (recorded, file) = match to_stdout {
-        true => (write_to(target, options, (Box::new(io::stdout()), None), leave, &mut watch), None),
-        false => {
-            let out = OutputFile::create(&output, OutputRules::new(over, mode))?;
-            give(&out, owner, &output, &mut watch);
-            let name = out.name();
-            let recorded = write_to(target, options, (Box::new(out), name.clone()), leave, &mut watch);
-            (recorded, name.filter(|name| name.bytes().is_some()).map(|name| name.now()))
-        }
-    };
-    watch.clear();
-    events.stopped(&recorded, file.as_deref());
-    let s = recorded?;
+    let (quiet, output) = (asked.quiet, asked.output.clone());
+    let s = recorded(asked, signals, &events)?;
     if lifeline::is_remote(args) {
         // The other machine prints the verdict, and the trace's name there.
         if !quiet {
@@ -91,6 +77,34 @@ fn run(args: &Args) -> Result<ExitCode> {
         super::html::open_page(&output)?;
     }
     Ok(code)
+}
+
+/// Records as asked, to the end; the file has its name, and `events` have the end.
+///
+/// # Errors
+/// The file cannot be written, the recording failed, or no engine was seen at work.
+pub fn recorded(asked: RecordArgs, signals: StopSignals, events: &Events) -> Result<Summary> {
+    let mut watch = Status::new(asked.quiet, ready_line(&asked.target), signals, events.clone());
+    let to_stdout = is_stdout(&asked.output);
+    let RecordArgs { target, output, over, mode, quiet: _, leave, owner, options } = asked;
+    let (recorded, file) = match to_stdout {
+        true => (write_to(target, options, (Box::new(io::stdout()), None), leave, &mut watch), None),
+        false => {
+            let out = OutputFile::create(&output, OutputRules::new(over, mode))?;
+            give(&out, owner, &output, &mut watch);
+            let name = out.name();
+            let recorded = write_to(target, options, (Box::new(out), name.clone()), leave, &mut watch);
+            (recorded, name.filter(|name| name.bytes().is_some()).map(|name| name.now()))
+        }
+    };
+    watch.clear();
+    events.stopped(&recorded, file.as_deref());
+    recorded
+}
+
+/// Whether an output is standard output.
+pub fn is_stdout(output: &Path) -> bool {
+    output.as_os_str() == "-"
 }
 
 /// Records on another machine; mistakes are found before anything is done there.
@@ -286,7 +300,7 @@ impl SessionObserver for Named<'_> {
 fn finish(output: &Path, quiet: bool, s: &Summary) -> Result<ExitCode> {
     if !quiet {
         say(&summary_line(Some(output), s));
-        if output != Path::new("-") {
+        if !is_stdout(output) {
             let bytes = if s.totals.calls == 0 { None } else { Some(s.bytes) };
             written::verdict_or_next(output, bytes);
         }

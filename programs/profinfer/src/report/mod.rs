@@ -15,7 +15,7 @@ use cli::args::{Args, Argument, Choice, Command, Flag, FlagGroup, Usage};
 use cli::terminal;
 use cli::values::{choice, parsed, whole};
 use render::table::Style;
-use render::{json, text, verdict};
+use render::{json, markdown, text, verdict};
 
 pub const COMMAND: Command = Command {
     name: "report",
@@ -48,6 +48,7 @@ profinfer report run.pfi --all                 all tables
 profinfer report run.pfi --all --phase decode  decode only
 profinfer report run.pfi --by layer --top 50   one table, more rows
 profinfer report run.pfi --json | jq .quality  for a program
+profinfer report run.pfi --markdown > run.md   verdict and tables, for an issue
 profinfer report run.pfi --by cause            what threads did in each op (record --sched)
 profinfer report run.pfi --peak peak.json      against the machine's peaks
 ssh board cat run.pfi | profinfer report -     from a pipe",
@@ -63,6 +64,11 @@ const FLAGS: FlagGroup = FlagGroup {
             "With --all: print every figure of the recording quality, even if it is complete",
         ),
         Flag::switch("json", "Print JSON: nanoseconds, bytes, ratios (1 = 100 %)"),
+        Flag::switch(
+            "markdown",
+            "Print Markdown: the verdict and the tables, e.g. for an issue or a pull request",
+        )
+        .excludes(&["json"]),
         Flag::value(
             "top",
             "N",
@@ -150,6 +156,8 @@ fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let mut out = BufWriter::with_capacity(64 << 10, std::io::stdout().lock());
     if args.flag("json") {
         json::write(&mut out, &report)?;
+    } else if args.flag("markdown") {
+        markdown::write(&mut out, &report, &file.to_string_lossy(), args.flag("verbose"))?;
     } else {
         // What selects rows of tables asks for the tables.
         let tables =
@@ -172,5 +180,5 @@ pub(super) fn style() -> Style {
 pub(super) fn style_of(out: &impl IsTerminal) -> Style {
     let is_terminal = out.is_terminal();
     let width = is_terminal.then(|| terminal_size::terminal_size().map_or(100, |(w, _)| usize::from(w.0)));
-    Style { width, color: is_terminal && terminal::colour() }
+    Style { width, color: is_terminal && terminal::colour(), ..Style::default() }
 }
