@@ -42,6 +42,7 @@ pub fn verdict(input: FactInput<'_, '_>, report: &Report, peaks: &[Peak]) -> Run
             ceiling: top.as_ref().ok().cloned(),
             machine,
             bar: p.bar,
+            storage: p.reads.clone(),
             batched: report.sequences.as_ref().is_some_and(|s| s.batching.most > 1),
         };
         (phase, top.err())
