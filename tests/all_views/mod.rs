@@ -6,6 +6,8 @@ use analysis::questions::dag::compare::compare;
 use analysis::questions::dag::fold::fold;
 use analysis::questions::dag::{self, METRICS, dag};
 use analysis::questions::diff::{self, diff};
+use analysis::questions::experts::simulate::ReadTimes;
+use analysis::questions::experts::{CacheOptions, experts};
 use analysis::questions::report::{self, By, report};
 use analysis::questions::stat::scaling::{ScalingRow, row, scaling};
 use analysis::questions::stat::shapes::of_trace;
@@ -70,8 +72,8 @@ pub fn hides(c: char) -> bool {
 }
 
 /// Groups of views.
-pub const GROUPS: [fn(&mut Out, &Trace); 7] =
-    [reports, statistics, comparison, graphs, timelines, pages, live];
+pub const GROUPS: [fn(&mut Out, &Trace); 8] =
+    [reports, statistics, comparison, graphs, timelines, pages, live, caches];
 
 /// Renders all views of a possible trace; returns the number of bytes written.
 pub fn all(bytes: Vec<u8>) -> usize {
@@ -104,6 +106,26 @@ fn reports(out: &mut Out, trace: &Trace) {
     }
     render::text::write(out, &told, &Style { width: Some(90), color: true, ..Style::default() }).unwrap();
     render::json::write(out, &told).unwrap();
+}
+
+/// Caches of experts, and what was read of them from storage.
+fn caches(out: &mut Out, trace: &Trace) {
+    let sizes = CacheOptions { slots: vec![1, 3], ..CacheOptions::default() };
+    let times = ReadTimes { ns: vec![1e6, 1.5e6] };
+    let memory = Some(1 << 20);
+    let rest = CacheOptions { memory, by_prompt: true, picture: true, times, ..CacheOptions::default() };
+    for options in [sizes, rest] {
+        match experts(trace, &options, &LoadProgress::default()) {
+            Ok(found) => {
+                render::json::write(out, &found).unwrap();
+                render::expert_caches::write(out, &found, &Style::default()).unwrap();
+                render::expert_caches::overrides(out, &found).unwrap();
+                render::expert_caches::csv(out, &found).unwrap();
+                chart::file(out, &render::expert_chart::chart(&found)).unwrap();
+            }
+            Err(why) => said(&why),
+        }
+    }
 }
 
 fn pages(out: &mut Out, trace: &Trace) {

@@ -91,12 +91,17 @@ impl Service {
     }
 
     pub fn start_in(dir: tempfile::TempDir, own: &str, rules: &str) -> Service {
+        let service = Service::start_as_told(dir, own, rules);
+        service.wait_for_log("ready to record", 1);
+        service
+    }
+
+    /// Started as far as it tells a service manager.
+    pub fn start_as_told(dir: tempfile::TempDir, own: &str, rules: &str) -> Service {
         wait_for_removal();
         configure(dir.path(), own, rules);
         let (child, events) = spawn(dir.path());
-        let service = Service { child, events, left: Vec::new(), dir };
-        service.wait_for_log("ready to record", 1);
-        service
+        Service { child, events, left: Vec::new(), dir }
     }
 
     pub fn configure(&self, own: &str, rules: &str) {

@@ -4,6 +4,7 @@ use crate::common;
 
 use std::fs;
 use std::io::Write;
+use std::os::fd::AsRawFd;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
@@ -93,6 +94,39 @@ fn each_run_is_recorded_from_its_first_call_to_its_end() {
     assert_eq!(service.traces().len(), 2, "a file for each");
     assert_eq!(service.stop(), Some(0));
     assert!(!service.path("sock/control").exists() && !service.path("status.json").exists());
+}
+
+/// Clean pages of a file leave memory.
+fn forget(path: &Path) {
+    let file = fs::File::open(path).expect("a file");
+    file.sync_all().expect("written");
+    // SAFETY: plain system call on an open file.
+    unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED) };
+}
+
+/// The service has measured nothing of this machine yet, and neither the engine nor its model is in memory: what a service
+/// manager starts after the service is recorded like the second run.
+#[test]
+fn the_first_run_of_a_cold_machine_is_recorded_like_any_other() {
+    let _turn = live!();
+    let dir = tempfile::tempdir_in(common::place()).expect("a directory");
+    let (program, weights) = (dir.path().join("cold-engine"), dir.path().join("cold.gguf"));
+    fs::copy(common::runner(), &program).expect("a copy");
+    fs::copy(common::model("llama1b-L4", "q4_0"), &weights).expect("a copy");
+    [&program, &weights].into_iter().for_each(|file| forget(file));
+    let rule = format!("\n[[rule]]\nname = \"all\"\nexe = \"{}\"\nbudget = \"100%\"\n", program.display());
+    let service = Service::start_as_told(dir, "idle-timeout = \"1h\"", &rule);
+    for n in 1..=2 {
+        let mut engine = Command::new(&program);
+        engine.args(["run", "--no-roofline", "-t", "1", "-p", "4", "-n", "12", "-m"]).arg(&weights);
+        assert!(engine.stdout(Stdio::null()).status().expect("the engine").success());
+        service.wait_for_runs(n);
+    }
+    let all = service.seen();
+    all.iter().for_each(Seen::books_close);
+    let calls: Vec<usize> =
+        all.iter().map(|seen| seen.all.tokens.iter().filter(|t| !t.cut).count()).collect();
+    assert!(calls.len() == 2 && calls[0] == calls[1] && calls[0] > 12, "{calls:?} {}", service.log());
 }
 
 #[test]

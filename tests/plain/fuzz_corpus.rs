@@ -8,6 +8,7 @@ use crate::synth_trace;
 mod targets;
 use crate::trace_support;
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -16,7 +17,7 @@ use pfi::record::*;
 use pfi::{Encoder, EncoderConfig};
 use runner::synth::presets::{Arch, ExpertPreset, ExpertRouting, Preset};
 use runner::synth::{self, DEFAULT_SEED, GraphForm, ModelSpec};
-use synth_trace::causes::one_of_each;
+use synth_trace::causes::{one_of_each, stored};
 use synth_trace::*;
 use targets::{TARGETS, Target};
 
@@ -92,6 +93,23 @@ fn every_target_holds_on_its_corpus_and_beside_it() {
     }
 }
 
+/// Reads from storage are in the files by name: `views` has those of experts, too.
+#[test]
+fn the_traces_have_every_kind_of_record() {
+    for target in TARGETS.iter().filter(|t| ["trace", "views"].contains(&t.name)) {
+        let files = corpus(target);
+        let all: BTreeSet<usize> = files.iter().flat_map(|(_, bytes)| trace_support::kinds(bytes)).collect();
+        let missing: Vec<&str> =
+            (0..KIND_NAMES.len()).filter(|k| !all.contains(k)).map(|k| KIND_NAMES[k]).collect();
+        assert!(missing.is_empty(), "{}: {missing:?}", target.name);
+        let of_reads = files.iter().find(|(path, _)| path.ends_with("reads")).map(|(_, bytes)| bytes);
+        let found = trace_support::kinds(of_reads.expect("a file of reads"));
+        for kind in ["FileRead", "TensorData", "ReadFile", "Experts"] {
+            assert!(found.iter().any(|k| KIND_NAMES[*k] == kind), "{}: {kind}", target.name);
+        }
+    }
+}
+
 #[test]
 fn every_corpus_has_a_target() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus");
@@ -115,6 +133,7 @@ fn write_corpora() {
         ("page", html_support::rich(2)),
         ("graph", dag_support::run(dag_support::LLAMA, 1)),
         ("splits", with_splits()),
+        ("reads", stored(2).enc.finish(&footer("signal")).unwrap()),
     ];
     for (name, bytes) in made {
         write("trace", name, &bytes);

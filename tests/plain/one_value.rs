@@ -122,7 +122,7 @@ fn apart(a: &Found, b: &Found, near: (f64, f64)) -> (usize, Option<String>) {
 fn is_left_out(view: &str) -> bool {
     match view {
         "parquet" => !cfg!(feature = "dataset"),
-        "metrics" => !cfg!(feature = "agent"),
+        "metrics" | "otlp" | "watch" => !cfg!(feature = "agent"),
         _ => false,
     }
 }
@@ -215,7 +215,7 @@ fn the_glossary_has_every_name() {
     let page = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/GLOSSARY.md"))
         .expect("the page");
     let shown = shown_by(&ALL);
-    let views = ["report", "advise", "stat", "diff", "top"];
+    let views = ["report", "advise", "stat", "diff", "top", "watch", "experts"];
     let paths = views.iter().filter_map(|view| shown.get(view)).flatten();
     let names: BTreeSet<&str> = paths.filter_map(|path| path.rsplit('.').next()).collect();
     let missing: Vec<&&str> = names.iter().filter(|name| !page.contains(&format!("`{name}`"))).collect();

@@ -33,6 +33,15 @@ fn read_all(trace: &Trace) -> Vec<u32> {
     good
 }
 
+/// What the tests below damage: each kind of record.
+#[test]
+fn the_small_file_has_every_kind_of_record() {
+    let found = kinds(&small_file());
+    let missing: Vec<&str> =
+        (0..KIND_NAMES.len()).filter(|k| !found.contains(k)).map(|k| KIND_NAMES[k]).collect();
+    assert!(missing.is_empty(), "{missing:?}");
+}
+
 #[test]
 fn a_file_cut_at_any_byte_reads_up_to_its_last_whole_block() {
     let file = small_file();

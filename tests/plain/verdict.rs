@@ -77,6 +77,10 @@ fn text(r: &Report) -> String {
     text
 }
 
+fn unfolded(r: &Report) -> String {
+    text(r).split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
 /// All threads compute all the time, at `share` of the ceiling.
 fn healthy(share: f64) -> Vec<u8> {
     let at = |mega| {
@@ -103,6 +107,7 @@ fn a_run_near_the_ceiling_gets_no_advice() {
     assert!((top.tokens_per_s.unwrap() * top.reached / v.phases[0].tokens_per_s.unwrap() - 1.0).abs() < 0.01);
     let text = text(&r);
     assert!(text.contains("none: 81 % of what memory delivers to these threads"), "{text}");
+    assert!(!unfolded(&r).contains("more threads"), "two CPUs are all that there are: {text}");
     assert!(text.lines().count() <= 11, "{text}");
 }
 
@@ -154,26 +159,62 @@ fn threads_above_the_cpus_of_their_masks_come_first() {
 
 #[test]
 fn a_quota_that_cuts_periods_short_is_named() {
-    let with = |throttled| {
-        let mut s = begin(Spec::default());
+    // Periods that were cut short, each of them by so many us of its threads' time.
+    let with = |threads, quota_us, throttled, us| {
+        let mut s = begin(Spec { threads, ..Spec::default() });
         run(&mut s);
         states(&mut s, |at, state| TargetState {
-            quota_us: Some(150_000),
+            quota_us: Some(quota_us),
             period_us: Some(100_000),
             quota_group: "/g",
             periods: Some(10 + 100 * at as u64),
             throttled: Some(throttled * at as u64),
-            throttled_us: Some(0),
+            throttled_us: Some(throttled * us * at as u64),
             ..state
         });
         verdict(end(s))
     };
-    let v = with(40);
+    let v = with(2, 150_000, 40, 50_000);
     assert_eq!(rules(&v)[0], "cpu-quota");
     let a = &v.advice[0];
     assert!(a.evidence.contains("a quota of 1.50 CPUs on 2 threads; 40 % of its periods"), "{a:?}");
     assert!(a.actions[0].contains("CPUQuota=200%") && a.actions[1].starts_with("or -t 1"), "{a:?}");
-    assert_eq!(rules(&with(1)), Vec::<&str>::new());
+    assert_eq!(rules(&with(2, 150_000, 1, 50_000)), Vec::<&str>::new());
+    // The end of a period is reached by a hair: the quota costs nothing.
+    assert_eq!(rules(&with(1, 100_000, 40, 2_000)), Vec::<&str>::new());
+    // A CPU for the thread, and the rest of the group takes of it: neither fewer threads nor as many CPUs are advised.
+    let v = with(1, 100_000, 40, 50_000);
+    let a = v.advice.iter().find(|a| a.rule == "cpu-quota").unwrap();
+    assert!(a.title.ends_with("of 1.00 CPUs: other threads in its control group use it up"), "{a:?}");
+    assert!(a.actions[0].contains("2 CPUs or more") && a.actions[0].contains("CPUQuota=200%"), "{a:?}");
+    assert!(a.actions[1].contains("outside of it") && a.evidence.contains("on 1 thread;"), "{a:?}");
+}
+
+/// As many threads as the quota allows: more of them are named nowhere.
+#[test]
+fn what_a_quota_forbids_is_not_held_out() {
+    let with = |quota_us, mega| {
+        let mut s = begin(Spec { threads: 1, ..Spec::default() });
+        for (threads, read) in [(1, mega), (2, mega * 9 / 5)] {
+            let p = Peaks { cluster: "all", cpus: "0-1", threads, read, isa: "avx2", ..Peaks::default() };
+            s.enc.peaks(&Peaks { measured_s: 1_764_000_000, ..p }).unwrap();
+        }
+        run(&mut s);
+        states(&mut s, |_, state| TargetState {
+            quota_us,
+            period_us: Some(100_000),
+            quota_group: "/g",
+            ..state
+        });
+        of(end(s))
+    };
+    let reached = |r: &Report| r.verdict.as_ref().unwrap().phases[0].ceiling.as_ref().unwrap().reached;
+    let near = (1000.0 * reached(&with(None, 1000)) / 0.8) as u64;
+    let free = unfolded(&with(None, near));
+    assert!(free.contains("with 2 threads") && free.contains("-t 2"), "{free}");
+    let bound = unfolded(&with(Some(100_000), near));
+    let ways = ["2 threads", "more threads", "-t 2"];
+    assert!(ways.iter().all(|way| !bound.contains(way)) && bound.contains("a higher CPU"), "{bound}");
 }
 
 /// Thread 0 needs ten times as long in each op, nine tenths of it without a CPU.

@@ -7,15 +7,19 @@ use crate::html_support;
 use crate::synth_trace;
 use crate::trace_support;
 
+use std::collections::BTreeSet;
 use std::sync::OnceLock;
 
+use analysis::questions::experts::{CacheOptions, experts};
+use analysis::questions::report::{ReportOptions, report};
+use analysis::recorded::load::LoadProgress;
 use dag_support::LLAMA;
-use pfi::record::{Footer, KindCount};
+use pfi::record::{FileRead, Footer, KIND_NAMES, KindCount, ReadFile, TensorData};
 use pfi::{BLOCK_HEADER, FILE_HEADER, Trace};
 use proptest::prelude::*;
-use synth_trace::causes::one_of_each;
+use synth_trace::causes::{EXPERT_DATA, file_reads, one_of_each, stored};
 use synth_trace::*;
-use trace_support::{seal, small_file, spans};
+use trace_support::{kinds, seal, small_file, spans};
 
 /// Traces that together contain everything a trace can contain.
 fn traces() -> &'static [Vec<u8>] {
@@ -31,7 +35,9 @@ fn traces() -> &'static [Vec<u8>] {
         s.process(7);
         s.call(1, |p, _| 1000 + p as u64);
         let mixed = s.enc.finish(&footer("signal")).unwrap();
-        vec![small_file(), mixed, html_support::rich(4), html_support::rich(20), dag_support::run(LLAMA, 5)]
+        let stored = stored(4).enc.finish(&footer("signal")).unwrap();
+        let [page, more] = [4, 20].map(html_support::rich);
+        vec![small_file(), mixed, stored, page, more, dag_support::run(LLAMA, 5)]
     })
 }
 
@@ -40,6 +46,54 @@ fn whole_traces_pass_all_views() {
     for (i, bytes) in traces().iter().enumerate() {
         let shown = all_views::all(bytes.clone());
         assert!(shown > 2000, "trace {i}: {shown} bytes in all");
+    }
+}
+
+/// A kind that is in none of them is not damaged by the tests below.
+#[test]
+fn the_traces_have_every_kind_of_record() {
+    let all: BTreeSet<usize> = traces().iter().flat_map(|bytes| kinds(bytes)).collect();
+    let missing: Vec<&str> =
+        (0..KIND_NAMES.len()).filter(|k| !all.contains(k)).map(|k| KIND_NAMES[k]).collect();
+    assert!(missing.is_empty(), "{missing:?}");
+}
+
+/// What was read from storage is in the verdict, and in what `experts` says.
+#[test]
+fn the_views_of_file_reads_are_among_them() {
+    let trace = Trace::from_bytes(stored(4).enc.finish(&footer("signal")).unwrap()).unwrap();
+    let progress = LoadProgress::default();
+    let told = report(&trace, &ReportOptions { verdict: true, ..ReportOptions::default() }, &progress);
+    let storage = told.verdict.and_then(|v| v.phases.into_iter().next()?.storage).unwrap();
+    let reads = experts(&trace, &CacheOptions::default(), &progress).unwrap().reads.unwrap();
+    assert!(storage.storage_bytes > 0 && reads.needed_bytes > 0, "{storage:?} {reads:?}");
+    assert_eq!(storage.storage_bytes, reads.storage_bytes);
+    assert_eq!(reads.storage_bytes, reads.needed_bytes + reads.ahead_bytes + reads.other_bytes);
+}
+
+/// FileRead, ReadFile and TensorData at the ends of their ranges, and of files and tensors that are not there.
+#[test]
+fn file_reads_that_cannot_be_pass_all_views() {
+    for most in [u64::MAX, 1 << 63, 1 << 46] {
+        let mut s = stored(3);
+        let now = s.now as i64;
+        for (t, dur) in [(now, most), (i64::MIN, 0), (i64::MAX, most), (0, 0)] {
+            for addr in [0, 1, EXPERT_DATA - 1, most, u64::MAX] {
+                for (bytes, pid) in [(0, PID), (most, PID), (most, 0)] {
+                    let read = FileRead { pid, tid: TID, file: u32::MAX, t, dur, addr, bytes };
+                    s.enc.file_read(&read).unwrap();
+                }
+            }
+        }
+        for tensor in 0..40 {
+            s.enc.tensor_data(&TensorData { tensor, addr: most - u64::from(tensor) }).unwrap();
+        }
+        for id in [3, u32::MAX] {
+            let file = ReadFile { id, name: "\u{202e}x", setting: "\n", read_ahead_kb: Some(most) };
+            s.enc.read_file(&file).unwrap();
+        }
+        file_reads(&mut s, now, most);
+        all_views::all(s.enc.finish(&footer("signal")).unwrap());
     }
 }
 
@@ -75,7 +129,7 @@ proptest! {
     /// Changed bytes in blocks with repaired checksums: the reader cannot distinguish this from a recording.
     #[test]
     fn changed_records_pass_all_views(
-        which in 0usize..5,
+        which in 0usize..6,
         edits in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..12),
     ) {
         let mut file = traces()[which].clone();
@@ -94,7 +148,7 @@ proptest! {
     /// Files that were truncated, lost a part, or have one twice.
     #[test]
     fn torn_files_pass_all_views(
-        which in 0usize..5,
+        which in 0usize..6,
         ends in (any::<prop::sample::Index>(), any::<prop::sample::Index>()),
         twice in any::<bool>(),
     ) {
@@ -109,7 +163,7 @@ proptest! {
     /// Blocks reordered, or taken from another recording.
     #[test]
     fn blocks_of_others_pass_all_views(
-        which in (0usize..5, 0usize..5),
+        which in (0usize..6, 0usize..6),
         order in prop::collection::vec((any::<bool>(), any::<prop::sample::Index>()), 1..24),
     ) {
         let of = [&traces()[which.0], &traces()[which.1]];

@@ -91,6 +91,45 @@ pub fn sampling(s: &mut Synth<Vec<u8>>, t: u64, dur: u64) {
     s.enc.phase_call(&phase_call("sampling", t, dur)).unwrap();
 }
 
+/// The feature of [`file_reads`].
+pub const FILE_READS: &str = "file reads";
+/// Where the weights of the experts of layer 0 are, once [`file_reads`] has told.
+pub const EXPERT_DATA: u64 = 1 << 40;
+
+/// From `t` on, so many bytes of the experts of layer 0 twice, and a page by a system call.
+pub fn file_reads(s: &mut Synth<Vec<u8>>, t: i64, bytes: u64) {
+    let setting = "/sys/class/bdi/254:0/read_ahead_kb";
+    s.enc.read_file(&ReadFile { id: 3, name: "model.gguf", setting, read_ahead_kb: Some(8192) }).unwrap();
+    if let Some((_, tensor)) = s.expert_tensors(1, 0) {
+        s.enc.tensor_data(&TensorData { tensor, addr: EXPERT_DATA }).unwrap();
+    }
+    let read = FileRead { pid: PID, tid: TID, file: 3, t, dur: 90, addr: EXPERT_DATA, bytes };
+    s.enc.file_read(&read).unwrap();
+    s.enc.file_read(&FileRead { t: t + 100, ..read }).unwrap();
+    s.enc.file_read(&FileRead { t: t + 200, addr: 0, bytes: 4096, ..read }).unwrap();
+}
+
+/// A prompt and so many tokens, whose experts are known, and read from storage during their calls: each time the same bytes,
+/// more than a call needs. Between two calls as many are read.
+pub fn stored(calls: i32) -> Synth<Vec<u8>> {
+    let mut s = Synth::new(Vec::new(), Spec { experts: true, ..Spec::default() });
+    s.enc.feature(&feature(FILE_READS, Availability::Whole, "made up")).unwrap();
+    let even = |p: usize, t: u16| 1000 + 977 * p as u64 + 13 * u64::from(t);
+    s.call(7, even);
+    for i in 0..calls {
+        let (graph, t) = (s.graphs, s.now as i64);
+        s.call(1, even);
+        file_reads(&mut s, t + 10, 1 << 16);
+        file_reads(&mut s, s.now as i64 - 1000, 1 << 16);
+        for layer in 0..s.spec.layers {
+            let (ids, weights) = s.expert_tensors(1, layer).unwrap();
+            let rows = pfi::ExpertRows { graph, ids, weights, used: 2, tokens: 1, first: 0, why: "" };
+            s.enc.experts(&rows, &[i % 4, 7 - i % 4]).unwrap();
+        }
+    }
+    s
+}
+
 /// One of each kind of attribution record, next to the most recently written graph.
 pub fn one_of_each(s: &mut Synth<Vec<u8>>) {
     use pfi::{CounterRun, ExpertRows};

@@ -33,6 +33,13 @@ impl Output for Pipe {
     }
 }
 
+/// The kinds of the records of a trace.
+pub fn kinds(bytes: &[u8]) -> std::collections::BTreeSet<usize> {
+    let trace = Trace::from_bytes(bytes.to_vec()).unwrap();
+    let blocks = (0..trace.blocks().len()).map(|i| trace.block(i).unwrap());
+    blocks.flat_map(|block| block.records().map(|r| r.unwrap().kind()).collect::<Vec<_>>()).collect()
+}
+
 pub fn header() -> Header<'static> {
     Header {
         tool: "profinfer 0.1.0",

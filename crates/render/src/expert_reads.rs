@@ -58,6 +58,6 @@ fn notes(reads: &ExpertReads, per_token: &dyn Fn(u64) -> f64) -> Vec<String> {
             bytes(reads.all_bytes as f64),
             reads.how
         ),
-        "read: any part of it came into the page cache while its graph ran, or since the one before".into(),
+        "read: any part of it came into the page cache during the call, while its graph ran or since the one before".into(),
     ]
 }

@@ -22,6 +22,8 @@ const WRITTEN: Duration = Duration::from_secs(15);
 /// Time for all recordings to end, and polling interval.
 const ENDED: Duration = Duration::from_secs(30);
 const LOOK: Duration = Duration::from_millis(50);
+/// After this, it says what it waits for.
+const TOLD: Duration = Duration::from_secs(2);
 /// Longest status file accepted, bytes.
 const LONGEST: u64 = 16 << 20;
 
@@ -161,10 +163,19 @@ fn dump(args: &Args) -> anyhow::Result<ExitCode> {
 fn stop(args: &Args) -> anyhow::Result<ExitCode> {
     let path = socket(args)?;
     ask(&path, ServiceRequest::Stop, SOON)?;
-    let until = Instant::now() + ENDED;
+    let begin = Instant::now();
+    let mut told = false;
     // A service removes its socket when it ends.
     while UnixStream::connect(&path).is_ok() {
-        if Instant::now() > until {
+        let waited = begin.elapsed();
+        if waited > TOLD && !std::mem::replace(&mut told, true) {
+            let most = (ENDED - TOLD).as_secs();
+            writeln!(
+                std::io::stderr(),
+                "profinfer: recorders remove their probes and complete their files: {most} s more at most"
+            )?;
+        }
+        if waited > ENDED {
             bail!("the service was asked to stop but is still running after {} s", ENDED.as_secs());
         }
         std::thread::sleep(LOOK);

@@ -3,7 +3,11 @@
 
 use std::path::Path;
 
+#[cfg(target_os = "linux")]
+use crate::reading::with_bar_of;
 use analysis::questions::experts::simulate::ReadTimes;
+#[cfg(target_os = "linux")]
+use analysis::recorded::load::LoadProgress;
 
 /// What to read at the same time.
 pub struct Batches<'m> {
@@ -23,7 +27,8 @@ pub struct Batches<'m> {
 /// The file cannot be read, around the page cache if so asked, or is too small.
 #[cfg(target_os = "linux")]
 pub fn read_times(file: &Path, batches: &Batches<'_>) -> anyhow::Result<ReadTimes> {
-    measured::read_times(file, batches)
+    let progress = LoadProgress::default();
+    with_bar_of(&progress, "measuring reads", || measured::read_times(file, batches, &progress))
 }
 
 /// Measures reads of whole experts from a file.
@@ -39,6 +44,7 @@ pub fn read_times(_: &Path, _: &Batches<'_>) -> anyhow::Result<ReadTimes> {
 mod measured {
     use crate::storage::Batches;
     use analysis::questions::experts::simulate::ReadTimes;
+    use analysis::recorded::load::LoadProgress;
     use anyhow::Context;
     use rustix::fs::{Advice, Mode, OFlags, fadvise, open};
     use std::fs::File;
@@ -46,6 +52,7 @@ mod measured {
     use std::num::NonZeroU64;
     use std::os::unix::fs::FileExt;
     use std::path::Path;
+    use std::sync::atomic::Ordering;
     use std::sync::mpsc::{Receiver, Sender, channel};
     use std::time::{Duration, Instant};
 
@@ -58,7 +65,14 @@ mod measured {
     /// A read: its place, and its bytes.
     type Job = (u64, usize);
 
-    pub fn read_times(file: &Path, batches: &Batches<'_>) -> anyhow::Result<ReadTimes> {
+    /// `progress` is in ms of the time that it takes at most.
+    pub fn read_times(
+        file: &Path,
+        batches: &Batches<'_>,
+        progress: &LoadProgress,
+    ) -> anyhow::Result<ReadTimes> {
+        let longest = LONGEST.as_millis() as u64;
+        progress.total.store(longest, Ordering::Relaxed);
         let shown = file.display();
         let around = if batches.cached { OFlags::empty() } else { OFlags::DIRECT };
         let fd = open(file, OFlags::RDONLY | OFlags::CLOEXEC | around, Mode::empty()).with_context(|| {
@@ -91,6 +105,8 @@ mod measured {
                 if round > 0 && begin.elapsed() > LONGEST {
                     break;
                 }
+                let passed = (begin.elapsed().as_millis() as u64).max(longest * round as u64 / MOST as u64);
+                progress.done.store(passed, Ordering::Relaxed);
                 for (experts, times) in (1..).zip(&mut times) {
                     let jobs: Vec<Job> = (0..experts)
                         .flat_map(|_| &lengths)

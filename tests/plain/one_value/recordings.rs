@@ -240,6 +240,7 @@ pub fn recordings() -> Vec<(&'static str, Vec<u8>)> {
         ("killed", killed()),
         ("level-graph", level_graph()),
         ("budget", budget()),
+        ("stored", finished(causes::stored(6))),
     ]);
     all
 }

@@ -74,6 +74,7 @@ pub fn verdict(text: &str) -> Value {
     if let Some(first) = phases.first_mut() {
         first["bar"] = text.lines().find(|l| l.trim_start().starts_with("# ")).map(shares).into();
         first["limit_reached"] = limit.map(|n| n / 100.0).into();
+        first["read_mb"] = item(text, "Limit").and_then(|said| before(said, " MB from storage")).into();
     }
     json!({
         "phases": phases,

@@ -38,6 +38,9 @@ pub const NAMES: &[&str] = &[
     "diff",
     "parquet",
     "metrics",
+    "otlp",
+    "watch",
+    "experts",
     "constant",
 ];
 
@@ -96,8 +99,16 @@ fn of_one(name: &'static str, file: &Path, python: &Value) -> Views {
     }
     of.insert("python", tables);
     of.insert("diff", by_phase(|phase| parsed(run(&["diff", "--json", "--phase", phase, path, path]))));
+    of.insert("experts", parsed(run(&["experts", "--json", "--read-time", "1ms", path])));
     #[cfg(feature = "agent")]
-    of.insert("metrics", super::metrics::view(file));
+    {
+        let exposed = super::metrics::metrics(file);
+        of.insert("metrics", exposed.scraped);
+        of.insert("otlp", exposed.pushed);
+        // Of a process with several contexts, all together.
+        let pid = shown.pid.filter(|_| whole).and_then(|pid| u32::try_from(pid).ok());
+        of.insert("watch", pid.map_or(Value::Null, |pid| super::metrics::watch(file, pid)));
+    }
     #[cfg(feature = "dataset")]
     of.insert("parquet", shown.tables(parquet(file)));
     let with_bar =

@@ -2,6 +2,7 @@
 
 pub mod attribution;
 pub mod device_kernels;
+pub mod file_reads;
 pub mod offload;
 pub mod op_cpus;
 pub mod ops;

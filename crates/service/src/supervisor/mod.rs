@@ -454,14 +454,23 @@ impl Supervisor {
         if self.workers.iter().any(|h| h.learns && !h.gone) {
             return;
         }
-        let now = self.now();
-        let unknown = settings.rules.iter().find(|rule| {
-            let known = || self.calibration_cache.of(&calibration_cache::kind(&rule.record)).is_some();
-            !rule.ignore && !known() && self.later.why(&rule.name, None, now).is_none()
-        });
-        if let Some(rule) = unknown {
+        if let Some(rule) = self.unmeasured(settings) {
             self.hire(rule, None, settings);
         }
+    }
+
+    /// A rule for whose recordings the cost of a hit is not known yet, and not put off.
+    fn unmeasured<'s>(&self, settings: &'s ServiceSettings) -> Option<&'s Rule> {
+        let now = self.now();
+        settings.rules.iter().find(|rule| {
+            let known = || self.calibration_cache.of(&calibration_cache::kind(&rule.record)).is_some();
+            !rule.ignore && !known() && self.later.why(&rule.name, None, now).is_none()
+        })
+    }
+
+    /// Whether a run can be recorded at once: no recorder would have to measure first.
+    pub fn is_prepared(&self, settings: &ServiceSettings) -> bool {
+        self.unmeasured(settings).is_none()
     }
 
     fn end(&mut self, run: Run) {
@@ -541,12 +550,12 @@ impl Supervisor {
         self.say(uid, text);
     }
 
-    /// Somebody watches, or nobody: recorders add up what engines compute only then.
+    /// Somebody watches, or nobody: recorders add up what engines compute only then. Called at least once a second.
     pub fn watched(&mut self, watched: bool) {
         self.watched = watched;
         let workers = self.workers.iter_mut().filter(|h| h.watched != watched && !h.gone && h.told.is_none());
         for worker in workers {
-            // One that is not reading is told again.
+            // Where the command could not be sent, `watched` stays as it was: the next call, within a second, sends it again.
             if worker.recorder.tell(&RecorderCommand::Watched(watched)).is_ok() {
                 worker.watched = watched;
             }

@@ -1,7 +1,7 @@
 //! The events that `profinfer watch` prints and that a hook gets: what happened to a run, each as one line of JSON. The
 //! fields are described in docs/SERVICE.md.
 
-mod worked;
+pub mod worked;
 
 use std::collections::HashMap;
 use std::fs;

@@ -207,6 +207,10 @@ fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let (prophecy, btf) = (Prophecy::read(args)?, args.path("btf")?);
     let btf = btf.as_deref().map(Btf::read).transpose()?;
     tracing::answers()?;
+    // The kernel verifies each program, and a hit's cost is measured.
+    let line = std::io::stderr().is_terminal() && !args.flag("no-probe");
+    let show = |text: &str| if line { write!(std::io::stderr(), "\r{text}\x1b[K") } else { Ok(()) };
+    show("checking this machine: some 5 s")?;
     let found = checkup::checkup(&Ask {
         tool: crate::identity::TOOL,
         subject: subject.as_ref(),
@@ -214,6 +218,7 @@ fn run(args: &Args) -> anyhow::Result<ExitCode> {
         compare: args.flag("compare"),
         btf: btf.as_ref(),
     });
+    show("")?;
     let prediction = prophecy.tell(&found)?;
     let stdout = std::io::stdout();
     let terminal = stdout.is_terminal();

@@ -390,7 +390,9 @@ fn export(trace: &Trace, cut: &CutArgs, out: &[ExportFile], other: Option<&Other
             try_report(trace, &options, &progress).unwrap_or_else(|_| report(trace, &options, &progress))
         })
     });
-    let mut loaded = load(trace, &LoadProgress::default());
+    let progress = LoadProgress::default();
+    progress.total.store(trace.size(), std::sync::atomic::Ordering::Relaxed);
+    let mut loaded = with_bar(&progress, || load(trace, &progress));
     let line = timeline(&loaded);
     let select = cut.select(&loaded, &line)?;
     let idents = Idents::new(&loaded);

@@ -17,11 +17,12 @@ pub fn why_none(
     let top = phases.iter().find(|p| p.phase == main.phase).and_then(|p| p.ceiling.as_ref());
     let top = top.filter(|top| top.source != "trace");
     let why = match (limit.kind, top) {
-        (LimitKind::Memory, Some(top)) => memory(top),
+        (LimitKind::Memory, Some(top)) => memory(top, more(facts, main.threads)),
         (LimitKind::Compute, Some(top)) => format!(
-            "{} of what these threads can compute{}; faster only with fewer operations, or more threads where CPUs are free",
+            "{} of what these threads can compute{}; faster only with {}",
             pct(top.reached),
-            at(top)
+            at(top),
+            any_of(vec!["fewer operations".into()], more(facts, main.threads))
         ),
         (
             LimitKind::CpuContention
@@ -44,15 +45,34 @@ pub fn why_none(
 }
 
 /// With half of the bytes, or memory that is twice as fast, the ceiling is twice as high.
-fn memory(top: &SpeedCeiling) -> String {
-    format!(
-        "{} of what memory delivers to these threads{}; faster only with fewer than the {:.0} MB that a call reads (a \
-         smaller quantisation), a memory faster than {:.1} GB/s, or more threads where CPUs are free",
-        pct(top.reached),
-        at(top),
-        (top.weight_bytes + top.cache_bytes) / 1e6,
-        top.peak
-    )
+fn memory(top: &SpeedCeiling, more: Option<&str>) -> String {
+    let mb = (top.weight_bytes + top.cache_bytes) / 1e6;
+    let ways = vec![
+        format!("fewer than the {mb:.0} MB that a call reads (a smaller quantisation)"),
+        format!("a memory faster than {:.1} GB/s", top.peak),
+    ];
+    let (share, at) = (pct(top.reached), at(top));
+    format!("{share} of what memory delivers to these threads{at}; faster only with {}", any_of(ways, more))
+}
+
+/// What would let more threads compute; `None`: nothing, each CPU that there is has one.
+fn more(facts: &VerdictFacts<'_>, threads: u32) -> Option<&'static str> {
+    let cpus = &facts.cpus;
+    match (cpus.usable(), cpus.allowed.unwrap_or(cpus.online)) {
+        (Some(usable), allowed) if usable <= threads && threads < allowed => Some("a higher CPU quota"),
+        (Some(usable), _) if usable <= threads => None,
+        _ => Some("more threads where CPUs are free"),
+    }
+}
+
+/// `A, B, or C`.
+fn any_of(mut ways: Vec<String>, more: Option<&str>) -> String {
+    ways.extend(more.map(str::to_owned));
+    match ways.split_last() {
+        Some((last, [one])) => format!("{one} or {last}"),
+        Some((last, before)) if !before.is_empty() => format!("{}, or {last}", before.join(", ")),
+        _ => ways.concat(),
+    }
 }
 
 /// ` of 45.1 tok/s`: the ceiling, if the tokens of a call are known.

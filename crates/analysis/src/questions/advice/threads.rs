@@ -8,14 +8,12 @@ const COMPUTING: f64 = 0.8;
 
 pub fn rule(r: &RuleInput<'_>) -> Option<Advice> {
     let p = r.main()?;
-    let allowed = r.facts.cpus.allowed.unwrap_or(r.facts.cpus.online);
+    let usable = r.facts.cpus.usable()?;
     let reached = r.reached(p.phase)?;
     let computing = p.bar?.computing;
     // On a machine with unequal cores, the fast ones may all be in use.
-    let fast = r.facts.report.run.clusters.first().map_or(allowed, |c| c.cpus.len() as u32);
-    // A thread beyond the quota only makes the others wait longer.
-    let within = r.facts.cpus.quota.map_or(u32::MAX, |cpus| (cpus as u32).max(1));
-    let most = allowed.min(fast).min(within);
+    let fast = r.facts.report.run.clusters.first().map_or(usable, |c| c.cpus.len() as u32);
+    let most = usable.min(fast);
     if p.threads == 0 || p.threads >= most || computing < COMPUTING {
         return None;
     }

@@ -4,9 +4,10 @@ use std::collections::{BTreeMap, HashMap};
 
 use serde::Serialize;
 
-use crate::recorded::calls::Phase;
+use crate::recorded::calls::{Phase, Timeline};
 use crate::recorded::load::Loaded;
 use crate::sums::attribution::expert_ops::{ExpertWeights, LayerOps, expert_weights};
+use crate::sums::file_reads::in_calls;
 use common::order;
 
 /// Name of the feature that says whether reads were recorded.
@@ -20,12 +21,14 @@ pub struct ExpertReads {
     /// Of the whole recording, bytes: all, and those of experts.
     pub all_bytes: u64,
     pub all_expert_bytes: u64,
+    /// During calls, bytes: the verdict has the same.
+    pub storage_bytes: u64,
     /// Experts needed by ops, each once an op, and those of which a part was read in the op's graph.
     pub needed: u64,
     pub missed: u64,
     /// Share of those needed of which nothing was read.
     pub hit_rate: Option<f64>,
-    /// Bytes read of experts that the graph needed; of other experts; and of anything else.
+    /// The parts of these bytes: of experts that the graph needed; of other experts; and of anything else.
     pub needed_bytes: u64,
     pub ahead_bytes: u64,
     pub other_bytes: u64,
@@ -61,7 +64,12 @@ const MOST: u64 = 1024;
 pub type Missed = HashMap<(u64, u32, u16), u64>;
 
 /// What was read. None: the recording has no reads, or no weights to which they belong.
-pub fn of(loaded: &Loaded<'_>, layers: &[LayerOps], pid: u32) -> Option<(ExpertReads, Missed)> {
+pub fn of(
+    loaded: &Loaded<'_>,
+    line: &Timeline,
+    layers: &[LayerOps],
+    pid: u32,
+) -> Option<(ExpertReads, Missed)> {
     let told = loaded.causes.features.iter().find(|f| f.name == FEATURE)?;
     let at = placed(loaded, pid);
     if at.is_empty() || loaded.causes.file_reads.is_empty() {
@@ -72,6 +80,7 @@ pub fn of(loaded: &Loaded<'_>, layers: &[LayerOps], pid: u32) -> Option<(ExpertR
         how: told.why.to_owned(),
         all_bytes: 0,
         all_expert_bytes: 0,
+        storage_bytes: 0,
         needed: 0,
         missed: 0,
         hit_rate: None,
@@ -80,10 +89,12 @@ pub fn of(loaded: &Loaded<'_>, layers: &[LayerOps], pid: u32) -> Option<(ExpertR
         other_bytes: 0,
         layers: Vec::new(),
     };
+    let within = in_calls(line, |phase| phase != Phase::Prefill);
     let mut read = Missed::new();
     for r in loaded.causes.file_reads.iter().filter(|r| r.pid == pid) {
         found.all_bytes = found.all_bytes.saturating_add(r.bytes);
-        let graph = graphs.at(r.t);
+        let in_call = within(r);
+        let graph = graphs.at(r.t).filter(|_| in_call);
         let mut of_experts: u64 = 0;
         if r.addr != 0 {
             pieces(&at, r.addr, r.bytes, &mut |layer, expert, bytes| {
@@ -95,8 +106,8 @@ pub fn of(loaded: &Loaded<'_>, layers: &[LayerOps], pid: u32) -> Option<(ExpertR
             });
         }
         found.all_expert_bytes = found.all_expert_bytes.saturating_add(of_experts);
-        if graph.is_some() {
-            found.other_bytes = found.other_bytes.saturating_add(r.bytes.saturating_sub(of_experts));
+        if in_call {
+            found.storage_bytes = found.storage_bytes.saturating_add(r.bytes);
         }
     }
     for layer in layers {
@@ -108,6 +119,8 @@ pub fn of(loaded: &Loaded<'_>, layers: &[LayerOps], pid: u32) -> Option<(ExpertR
             found.layers.push(of);
         }
     }
+    let of_experts = found.needed_bytes.saturating_add(found.ahead_bytes);
+    found.other_bytes = found.storage_bytes.saturating_sub(of_experts);
     found.hit_rate = (found.needed > 0).then(|| 1.0 - found.missed as f64 / found.needed as f64);
     Some((found, read))
 }

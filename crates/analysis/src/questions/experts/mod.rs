@@ -253,7 +253,7 @@ pub fn of(
             .map(|(expert, uses)| RankedExpert { expert, uses })
             .collect(),
     });
-    let missed = missed::of(loaded, &layers, pid);
+    let missed = missed::of(loaded, &line, &layers, pid);
     Ok(ExpertCaches {
         schema: 1,
         pid,

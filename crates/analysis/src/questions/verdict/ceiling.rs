@@ -54,16 +54,18 @@ pub fn ceiling(p: &PhaseFacts, peak: Option<&Ceiling>) -> Result<SpeedCeiling, N
     })
 }
 
-/// The ceiling with the number of threads that has the highest one, if it is higher than that of the run's threads.
+/// The ceiling with the number of threads that has the highest one, if it is higher than that of the run's threads; of
+/// numbers that the target's CPUs and quota allow (`usable`).
 pub fn of_machine(
     p: &PhaseFacts,
     of_run: &SpeedCeiling,
     run: &Ceiling,
-    peaks: &[Peak],
+    (peaks, usable): (&[Peak], Option<u32>),
 ) -> Option<SpeedCeiling> {
     let with = |peak: &Peak| ceiling(p, Some(&Ceiling { peak: *peak, ..run.clone() })).ok();
     let more = peaks.iter().filter(|peak| peak.threads > run.peak.threads && run.peak.threads.is_some());
-    let best = more.filter_map(with).min_by(|a, b| a.reached.total_cmp(&b.reached))?;
+    let allowed = more.filter(|peak| usable.is_none_or(|most| peak.threads.is_some_and(|n| n <= most)));
+    let best = allowed.filter_map(with).min_by(|a, b| a.reached.total_cmp(&b.reached))?;
     (best.reached * HIGHER < of_run.reached).then_some(best)
 }
 

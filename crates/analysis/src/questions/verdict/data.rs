@@ -3,6 +3,7 @@
 use serde::Serialize;
 
 use super::bar::TimeBar;
+use super::storage::StorageReads;
 use crate::questions::advice::data::Advice;
 use crate::questions::report::data::FirstCall;
 use crate::recorded::calls::{Latency, Phase};
@@ -50,6 +51,9 @@ pub struct PhaseVerdict {
     /// With more threads than the run's, if the machine then allows more.
     pub machine: Option<SpeedCeiling>,
     pub bar: Option<TimeBar>,
+    /// What its calls read from storage; omitted if nothing was, or it was not recorded.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub storage: Option<StorageReads>,
     /// Its calls decode for several sequences at a time: latency and bar are of a call, not of a token.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub batched: bool,

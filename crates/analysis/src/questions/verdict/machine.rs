@@ -20,13 +20,22 @@ pub struct CpuFacts {
     pub allowed: Option<u32>,
     /// CPUs' worth of time that the control group allows; `None` also if it sets no limit.
     pub quota: Option<f64>,
-    /// Share of the group's periods that were cut short during the recording.
+    /// Share of the group's periods that were cut short during the recording; and how many of its CPUs stood still for that
+    /// on average.
     pub throttled: Option<f64>,
+    pub stood_still: Option<f64>,
     /// Share of the op time by CPU; empty if not recorded.
     pub time: Vec<(u32, f64)>,
 }
 
 impl CpuFacts {
+    /// Threads that can compute at the same time: on the CPUs allowed (or online), and within the quota. A thread beyond it
+    /// only makes the others wait longer. `None`: not known.
+    pub fn usable(&self) -> Option<u32> {
+        let within = self.quota.map_or(u32::MAX, |cpus| (cpus as u32).max(1));
+        self.allowed.or((self.online > 0).then_some(self.online)).map(|cpus| cpus.min(within))
+    }
+
     /// Share of the op time on these CPUs; `None` if not recorded.
     pub fn on(&self, cpus: &[u32]) -> Option<f64> {
         (!self.time.is_empty())
@@ -45,14 +54,16 @@ impl CpuFacts {
         let last = states.last();
         let topology = loaded.header.as_ref().map_or("", |h| h.topology);
         let listed = topology.split(';').filter(|s| !s.is_empty()).count() as u32;
-        let share = |(periods, n, _): (u64, u64, u64)| (periods > 0).then(|| n as f64 / periods as f64);
+        let cut_short = states.first().zip(last).and_then(|(a, b)| throttled(a, b)).filter(|cut| cut.0 > 0);
+        let period_us = last.and_then(|s| Some(s.quota.as_ref()?.period_us)).unwrap_or(0).max(1);
         let rows = cpu_table(loaded, times, phase).map(|t| t.cpus).unwrap_or_default();
         CpuFacts {
             online: last.and_then(|s| s.cpus_online).unwrap_or(listed),
             used,
             allowed: last.and_then(|s| allowed(loaded, s)),
             quota: last.and_then(|s| Some(s.quota.as_ref()?.cpus)),
-            throttled: states.first().zip(last).and_then(|(a, b)| throttled(a, b)).and_then(share),
+            throttled: cut_short.map(|(periods, n, _)| n as f64 / periods as f64),
+            stood_still: cut_short.map(|(periods, _, us)| us as f64 / periods as f64 / period_us as f64),
             time: rows.iter().filter_map(|r| Some((r.cpu?.into(), r.share))).collect(),
         }
     }
@@ -159,13 +170,15 @@ mod tests {
                 period_us: 100,
                 periods: Some(periods),
                 throttled: Some(n),
-                throttled_us: Some(n),
+                throttled_us: Some(100 * n),
             }),
             ..state("0-1", &[])
         };
         let (a, b) = (with(10, 5), with(50, 35));
         let of = cpus(&team(&[7]), &[&a, &b]);
         assert_eq!((of.quota, of.throttled, of.allowed), (Some(0.5), Some(0.75), Some(2)));
+        assert_eq!(of.stood_still, Some(0.75));
+        assert_eq!((of.usable(), CpuFacts::default().usable()), (Some(1), None));
         assert_eq!(cpus(&team(&[7]), &[&a, &a]).throttled, None, "no period in between");
     }
 

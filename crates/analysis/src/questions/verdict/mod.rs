@@ -29,7 +29,9 @@ pub fn verdict(input: FactInput<'_, '_>, report: &Report, peaks: &[Peak]) -> Run
         let figures = report.phases.iter().find(|f| f.phase == p.phase);
         let top = ceiling(p, report.ceiling.as_ref());
         let run = report.ceiling.as_ref().filter(|c| c.source != "trace");
-        let machine = top.as_ref().ok().zip(run).and_then(|(top, run)| of_machine(p, top, run, peaks));
+        let usable = facts.cpus.usable();
+        let machine =
+            top.as_ref().ok().zip(run).and_then(|(top, run)| of_machine(p, top, run, (peaks, usable)));
         let phase = PhaseVerdict {
             phase: p.phase,
             runs_per_s: figures.and_then(|f| f.runs_per_s),
@@ -40,6 +42,7 @@ pub fn verdict(input: FactInput<'_, '_>, report: &Report, peaks: &[Peak]) -> Run
             ceiling: top.as_ref().ok().cloned(),
             machine,
             bar: p.bar,
+            storage: p.reads.clone(),
             batched: report.sequences.as_ref().is_some_and(|s| s.batching.most > 1),
         };
         (phase, top.err())

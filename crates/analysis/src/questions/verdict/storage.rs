@@ -2,17 +2,22 @@
 
 use std::collections::{BTreeMap, HashMap};
 
+use serde::Serialize;
+
 use crate::recorded::calls::{Phase, Timeline};
 use crate::recorded::load::Loaded;
-use pfi::record::FileRead;
+use crate::sums::file_reads::in_calls;
 
 /// Bytes of mapped files that came from storage during the calls of a phase.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct StorageReads {
+    /// All of them, and the mean of a call.
+    pub storage_bytes: u64,
     pub bytes_a_call: f64,
     /// The part of them that had been read before: the kernel had dropped them meanwhile.
     pub again: f64,
     /// Where the read-ahead of the file that was read most is set, and the value, KiB.
+    #[serde(skip)]
     pub read_ahead: Option<(String, u64)>,
 }
 
@@ -20,13 +25,8 @@ impl StorageReads {
     /// None: nothing was read, or it was not recorded.
     pub fn of(loaded: &Loaded<'_>, line: &Timeline, phase: Phase) -> Option<StorageReads> {
         let causes = &loaded.causes;
-        let calls: Vec<(u32, i64, i64)> =
-            (line.calls.iter()).filter(|c| c.phase == phase).map(|c| (c.pid, c.start, c.end())).collect();
-        let within = |r: &FileRead| {
-            let before = calls.partition_point(|(_, start, _)| *start <= r.t);
-            let call = before.checked_sub(1).and_then(|at| calls.get(at));
-            call.is_some_and(|(pid, _, end)| *pid == r.pid && r.t <= *end)
-        };
+        let calls = line.calls.iter().filter(|c| c.phase == phase).count();
+        let within = in_calls(line, |of| of == phase);
         let (mut by_file, mut again, mut seen) = (BTreeMap::<u32, u64>::new(), 0u64, Pages::default());
         for r in &causes.file_reads {
             let known = if r.addr == 0 { 0 } else { seen.add(r.pid, r.addr, r.bytes) };
@@ -38,10 +38,11 @@ impl StorageReads {
         }
         let (most, _) = by_file.iter().max_by_key(|(_, bytes)| **bytes)?;
         let file = causes.read_files.iter().find(|f| f.id == *most);
-        let all = by_file.values().map(|b| *b as f64).sum::<f64>();
+        let all = by_file.values().fold(0u64, |sum, b| sum.saturating_add(*b));
         Some(StorageReads {
-            bytes_a_call: all / calls.len().max(1) as f64,
-            again: again as f64 / all.max(1.0),
+            storage_bytes: all,
+            bytes_a_call: all as f64 / calls.max(1) as f64,
+            again: again as f64 / all.max(1) as f64,
             read_ahead: file.and_then(|f| Some((f.setting.to_owned(), f.read_ahead_kb?))),
         })
     }
