@@ -39,8 +39,6 @@ use machine::{capset, ready};
 
 /// Interval of periodic work.
 const TICK: Duration = Duration::from_secs(1);
-/// A service manager waits for measurements that take no longer.
-const PREPARED: Duration = Duration::from_secs(20);
 /// Time for a recorder to write its ring.
 const DUMPED: Duration = Duration::from_secs(30);
 /// Time for stopped recorders to finish their traces.
@@ -238,14 +236,8 @@ impl<'a> Service<'a> {
 
     /// Runs until a signal or a client stops it.
     pub fn run(&mut self) {
-        let begin = Instant::now();
-        let mut told = false;
+        self.notify.ready();
         while !self.done() {
-            // What a service manager starts next is recorded from its first call.
-            if !told && (self.supervisor.is_prepared(&self.settings) || begin.elapsed() >= PREPARED) {
-                self.notify.ready();
-                told = true;
-            }
             self.wait();
             self.listen();
             self.look();
