@@ -11,6 +11,7 @@
 mod dag_support;
 mod html_support;
 #[path = "common/python.rs"]
+#[allow(dead_code, reason = "packages are of other tests")]
 mod python;
 #[path = "common/skips.rs"]
 mod skips;

@@ -120,7 +120,8 @@ pub fn stored(calls: i32) -> Synth<Vec<u8>> {
         let (graph, t) = (s.graphs, s.now as i64);
         s.call(1, even);
         file_reads(&mut s, t + 10, 1 << 16);
-        file_reads(&mut s, s.now as i64 - 1000, 1 << 16);
+        let before = s.now as i64 - 1000;
+        file_reads(&mut s, before, 1 << 16);
         for layer in 0..s.spec.layers {
             let (ids, weights) = s.expert_tensors(1, layer).unwrap();
             let rows = pfi::ExpertRows { graph, ids, weights, used: 2, tokens: 1, first: 0, why: "" };

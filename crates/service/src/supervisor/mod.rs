@@ -462,23 +462,15 @@ impl Supervisor {
         if self.command.is_some() || self.workers.iter().any(|h| h.learns && !h.gone) {
             return;
         }
-        if let Some(rule) = self.unmeasured(settings) {
+        let now = self.now();
+        let unknown = settings.rules.iter().find(|rule| {
+            !rule.ignore
+                && self.calibration_of(rule).is_none()
+                && self.later.why(&rule.name, None, now).is_none()
+        });
+        if let Some(rule) = unknown {
             self.hire(rule, None, settings);
         }
-    }
-
-    /// A rule for whose recordings the cost of a hit is not known yet, and not put off.
-    fn unmeasured<'s>(&self, settings: &'s ServiceSettings) -> Option<&'s Rule> {
-        let now = self.now();
-        settings.rules.iter().find(|rule| {
-            let known = || self.calibration_cache.of(&calibration_cache::kind(&rule.record)).is_some();
-            !rule.ignore && !known() && self.later.why(&rule.name, None, now).is_none()
-        })
-    }
-
-    /// Whether a run can be recorded at once: no recorder would have to measure first.
-    pub fn is_prepared(&self, settings: &ServiceSettings) -> bool {
-        self.unmeasured(settings).is_none()
     }
 
     fn end(&mut self, run: Run) {
