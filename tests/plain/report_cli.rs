@@ -81,7 +81,11 @@ fn markdown_is_the_verdict_and_the_tables() {
     // All rows of a table have as many cells; tables are the ones of the text.
     let cells = |line: &str| line.replace("\\|", "").matches('|').count();
     let rows: Vec<&str> = markdown.lines().filter(|line| line.starts_with('|')).collect();
-    let heads = rows.iter().enumerate().filter(|(_, line)| line.starts_with("|-")).map(|(i, _)| i - 1);
+    let heads = rows
+        .iter()
+        .enumerate()
+        .filter(|(_, line)| line.starts_with("| ---") || line.starts_with("| :---"))
+        .map(|(i, _)| i - 1);
     let heads: Vec<usize> = heads.collect();
     for (at, head) in heads.iter().enumerate() {
         let end = heads.get(at + 1).copied().unwrap_or(rows.len());

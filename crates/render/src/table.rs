@@ -320,6 +320,9 @@ mod tests {
         table.row(vec!["1.5".into(), "a|b".into()]);
         table.row(vec!["2".into()]);
         let style = Style { markdown: true, ..Style::default() };
-        assert_eq!(table.render(&style), "\n| ms | name |\n| ---: | :--- |\n| 1.5 | `a\\u{7c}b` |\n| 2 |  |\n\n");
+        assert_eq!(
+            table.render(&style),
+            "\n| ms | name |\n| ---: | :--- |\n| 1.5 | `a\\u{7c}b` |\n| 2 |  |\n\n"
+        );
     }
 }
