@@ -56,7 +56,6 @@ mod rknn;
 mod runner;
 mod sched;
 mod sequences;
-mod serve_command;
 mod service;
 mod stack;
 mod stat;
