@@ -456,9 +456,8 @@ impl Supervisor {
         }
         let now = self.now();
         let unknown = settings.rules.iter().find(|rule| {
-            !rule.ignore
-                && self.calibration_of(rule).is_none()
-                && self.later.why(&rule.name, None, now).is_none()
+            let known = || self.calibration_cache.of(&calibration_cache::kind(&rule.record)).is_some();
+            !rule.ignore && !known() && self.later.why(&rule.name, None, now).is_none()
         });
         if let Some(rule) = unknown {
             self.hire(rule, None, settings);
@@ -542,12 +541,12 @@ impl Supervisor {
         self.say(uid, text);
     }
 
-    /// Somebody watches, or nobody: recorders add up what engines compute only then. Called at least once a second.
+    /// Somebody watches, or nobody: recorders add up what engines compute only then.
     pub fn watched(&mut self, watched: bool) {
         self.watched = watched;
         let workers = self.workers.iter_mut().filter(|h| h.watched != watched && !h.gone && h.told.is_none());
         for worker in workers {
-            // Where the command could not be sent, `watched` stays as it was: the next call, within a second, sends it again.
+            // Where it could not be sent, `watched` stays as it was: the next call, within a second, sends it again.
             if worker.recorder.tell(&RecorderCommand::Watched(watched)).is_ok() {
                 worker.watched = watched;
             }
