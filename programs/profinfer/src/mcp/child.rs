@@ -5,8 +5,10 @@ use std::io::{self, Read};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
+use std::time::Duration;
 
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 
@@ -16,6 +18,8 @@ use machine::child::die_with_parent;
 pub const LARGEST: usize = 4 << 20;
 /// Messages that are kept, bytes: the last ones.
 const MESSAGES: usize = 4096;
+/// How long the end of its messages is awaited after its own end: what it leaves running may keep them open for ever.
+const LAST_WORDS: Duration = Duration::from_secs(2);
 
 /// A running child. It is waited for by its owner, so that its pid is its own until then.
 pub struct Call {
@@ -43,7 +47,11 @@ impl Call {
         let (out, err, pid) = (child.stdout.take(), child.stderr.take(), Pid::from_child(&child));
         let mut call = Call { child, messages: Arc::default() };
         let kept = Arc::clone(&call.messages);
-        let listen = move || keep_last(err, &kept);
+        let (listening, heard) = channel();
+        let listen = move || {
+            keep_last(err, &kept);
+            drop::<Sender<()>>(listening);
+        };
         let wait = move || {
             let mut answer = Vec::new();
             // One byte more than is allowed; its writer then finds the pipe closed.
@@ -52,6 +60,8 @@ impl Call {
             let _ = out.map(|out| out.take(most).read_to_end(&mut answer));
             // It stays there for its owner.
             let _ = waitid(WaitId::Pid(pid), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT);
+            // Either all is heard, or it is held open by another process.
+            let _ = heard.recv_timeout(LAST_WORDS);
             ended(answer);
         };
         let threads = thread::Builder::new().spawn(listen).and_then(|_| thread::Builder::new().spawn(wait));
