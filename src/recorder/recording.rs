@@ -34,8 +34,9 @@ pub enum Target {
     Command(Vec<OsString>),
     /// Processes that run or map this file, or a file of this directory.
     Exe(Launch),
-    /// Processes come and go as [`SessionObserver::order`] says, until it says stop.
-    Managed,
+    /// Processes come and go as [`SessionObserver::order`] says, until it says stop. With a command, that is started: what it
+    /// starts is part of its run, and the recording ends with it.
+    Managed(Option<Vec<OsString>>),
 }
 
 /// Orders to a recording of [`Target::Managed`].
@@ -203,6 +204,10 @@ pub trait SessionObserver {
     fn declined(&mut self, _run: u32, _processes: Vec<u32>) {}
     /// An order was carried out, or why it could not be.
     fn done(&mut self, _done: Result<(), RecordError>) {}
+    /// The command of [`Target::Managed`] exists, and has not begun; orders are taken before it does.
+    fn launching(&mut self, _pid: u32) {}
+    /// That command has begun.
+    fn launched(&mut self) {}
     /// The started command continues after its recording has ended.
     fn left(&mut self, _command: Child) {}
     /// The recording ends, for this reason. Its probes have yet to be removed, which takes time.

@@ -14,7 +14,7 @@ use common::{driver, engine, fixture, live, model, skip};
 const INSIDE: [&str; 4] = ["--source", "inside", "--leave-running", "--"];
 
 /// The files whose code in a process's memory is not that of the file.
-fn changed_code(pid: u32) -> Vec<String> {
+pub fn changed_code(pid: u32) -> Vec<String> {
     let maps = fs::read_to_string(format!("/proc/{pid}/maps")).expect("maps");
     let memory = fs::File::open(format!("/proc/{pid}/mem")).expect("memory");
     let differs = |line: &str| {

@@ -20,7 +20,7 @@ const ASLEEP: u8 = 3;
 const NEW: u8 = 255;
 
 /// Profinfer and an engine in a directory that is open to all: the originals may be in one that is not.
-fn open_to_all(dir: &Path) -> bool {
+pub fn open_to_all(dir: &Path) -> bool {
     let Some(from) = fixture_dir("modern") else { return false };
     let open = |path: &Path, mode| {
         fs::set_permissions(path, fs::Permissions::from_mode(mode)).expect("a mode");

@@ -56,6 +56,7 @@ mod rknn;
 mod runner;
 mod sched;
 mod sequences;
+mod serve_command;
 mod service;
 mod stack;
 mod stat;

@@ -52,6 +52,8 @@ pub struct Run {
     pub ended: Option<String>,
 }
 
+/// Maximum characters of a program's path.
+pub const EXE: usize = 512;
 /// Maximum processes listed per run.
 pub const PROCESSES: usize = 256;
 /// Maximum requests listed per run.

@@ -533,6 +533,6 @@ fn named(target: &Target) -> String {
         }
         Target::Command(words) => target::shown(words.iter().map(|w| w.as_bytes())),
         Target::Exe(launch) => format!("all processes running {}", launch.program.display()),
-        Target::Managed => "engines as they start".into(),
+        Target::Managed(_) => "engines as they start".into(),
     }
 }

@@ -73,13 +73,13 @@ pub(super) fn prices(
     (costs.and_then(|costs| Prices::of(&costs, counters.is_some(), offcpu)), unfit)
 }
 
-/// Measures what a recording with these options needs to know about the machine.
+/// Measures what a recording with these options, which starts its target or not, needs to know about the machine.
 ///
 /// # Errors
 /// The same as for a recording.
-pub fn learn(options: &RecordOptions) -> Result<Calibration, RecordError> {
+pub fn learn(options: &RecordOptions, starts: bool) -> Result<Calibration, RecordError> {
     diagnose::capture_libbpf_log();
-    let backend = CaptureBackend::choose(options.source, false)?;
+    let backend = CaptureBackend::choose(options.source, starts)?;
     let counters = Counters::open(&options.counters, backend == CaptureBackend::Bpf)?;
     let shared = counters.as_ref().and_then(Counters::shared);
     let none = (None, None);

@@ -16,7 +16,10 @@ impl Session {
     /// Reports once, when the level is fixed and the probes of all engines have proved correct, that nothing
     /// remains to be attached. Perf events are not considered: those of the scheduler come and go with threads.
     pub(super) fn close(&mut self, watch: &mut dyn SessionObserver) {
-        let fixed = self.managed && self.qos.is_none() && self.backend == CaptureBackend::Bpf;
+        let fixed = self.managed
+            && self.launched.is_none()
+            && self.qos.is_none()
+            && self.backend == CaptureBackend::Bpf;
         if self.closed || !fixed || self.engines.is_empty() {
             return;
         }

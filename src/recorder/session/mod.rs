@@ -155,7 +155,8 @@ pub fn record(
     diagnose::capture_libbpf_log();
     let pids: &[u32] = if let Target::Pids(pids) = &target { pids } else { &[] };
     pids.iter().try_for_each(|p| target::alive(*p).then_some(()).ok_or(RecordError::NoProcess(*p)))?;
-    let backend = CaptureBackend::choose(options.source, matches!(target, Target::Command(_)))?;
+    let starts = matches!(target, Target::Command(_) | Target::Managed(Some(_)));
+    let backend = CaptureBackend::choose(options.source, starts)?;
     let inside = matches!(backend, CaptureBackend::Inside(_));
     if inside {
         // A jump has its place, whatever an instruction costs the kernel.
@@ -199,7 +200,7 @@ pub fn record(
     let counters = Counters::open(&options.counters, backend == CaptureBackend::Bpf)?;
     let shared = counters.as_ref().and_then(Counters::shared);
     drain.borrow_mut().count(shared.as_ref().map_or(0, |s| s.n));
-    let (any, managed) = (matches!(target, Target::Exe(_)), matches!(target, Target::Managed));
+    let (any, managed) = (matches!(target, Target::Exe(_)), matches!(target, Target::Managed(_)));
     drain.borrow_mut().process_tree.metering = managed;
     drain.borrow_mut().process_tree.listing = watch.lists_requests();
     drain.borrow_mut().computing = managed.then(ComputingWatch::default);
@@ -219,10 +220,7 @@ pub fn record(
         late: Vec::new(),
         source: source(
             &backend,
-            CaptureOptions {
-                few: options.capture.few && !matches!(target, Target::Managed),
-                ..options.capture
-            },
+            CaptureOptions { few: options.capture.few && !managed, ..options.capture },
             options.btf.clone(),
             shared,
             &drain,
@@ -291,12 +289,12 @@ pub fn record(
             }
             (None, s.run(&mut None, watch))
         }
-        Target::Command(argv) => {
+        Target::Command(argv) | Target::Managed(Some(argv)) => {
             let mut child = Some(s.launch(argv, watch)?);
             let end = s.run(&mut child, watch);
             (child, end)
         }
-        Target::Managed => {
+        Target::Managed(None) => {
             s.source.start()?;
             s.hear(watch)?;
             (None, s.run(&mut None, watch))
@@ -474,6 +472,8 @@ impl Session {
             watch.progress(&progress);
             self.obey(&progress, watch)?;
             if ended {
+                // That a process has ended is an event, too.
+                self.source.poll(Duration::ZERO);
                 return Ok("target exited".into());
             }
             if watch.stop() {
@@ -542,13 +542,16 @@ impl Session {
     }
 
     fn ended(&mut self, child: &mut Option<Child>) -> bool {
-        if self.any || self.managed {
+        if self.any || self.managed && child.is_none() {
             return false;
         }
         if let Some(c) = child
             && matches!(c.try_wait(), Ok(None))
         {
             return false;
+        }
+        if self.managed {
+            return true;
         }
         self.pids.retain(|&pid, _| target::alive(pid));
         self.pids.is_empty()

@@ -50,6 +50,10 @@ impl Session {
         let user = self.options.user.clone();
         let held =
             target::hold(argv, self.options.streams, self.origin, user, &layers.set).map_err(failed)?;
+        if self.managed {
+            self.drain.borrow_mut().process_tree.begin(held.pid);
+            watch.launching(held.pid);
+        }
         self.follow(held.pid);
         let (pid, called) = (held.pid, target::shown(argv.iter().map(|a| a.as_bytes())));
         // Nothing that it does could be recorded; it has not been started yet.
@@ -64,7 +68,14 @@ impl Session {
         if self.engines.is_empty() && !inside {
             self.halt(held.pid, watch)?;
         }
+        if self.managed {
+            let now = self.progress();
+            self.obey(&now, watch)?;
+        }
         let child = held.start().map_err(failed)?;
+        if self.managed {
+            watch.launched();
+        }
         // It may end before anything of it is read.
         self.launched = Some((pid, (target::describe(pid).0, called)));
         Ok(child)

@@ -29,6 +29,10 @@ pub enum RecorderCommand {
 /// From a recorder to the service.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum WorkerEvent {
+    /// It has started the command, which is this run.
+    Started(Box<Run>),
+    /// The command has ended, with this exit code as a shell shows it.
+    Exited(i32),
     /// The state of some of its runs.
     Runs(Vec<Run>),
     /// What a run, given by its first process, has computed; before the state of the same time.

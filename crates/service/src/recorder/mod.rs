@@ -134,23 +134,30 @@ impl Recorder {
     }
 }
 
+/// Capabilities that the service may have and no recorder uses.
+const UNUSED: u64 = capset::NICE | capset::BECOME;
+
 extern "C" fn wake(_: libc::c_int) {}
 
 fn default_signals() {
     // SAFETY: a handler that only interrupts a wait, a set of one signal, and signals reset to their defaults.
     // SIGTERM and SIGINT, which a terminal or an init sends to the entire group, are for the service, which stops
-    // its recorders.
+    // its recorders. A command has the defaults again, unlike for what was ignored before.
     unsafe {
         let mut child = std::mem::zeroed::<libc::sigset_t>();
         libc::sigemptyset(&raw mut child);
         libc::sigaddset(&raw mut child, libc::SIGCHLD);
-        for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
-            libc::signal(signal, libc::SIG_IGN);
-        }
         libc::signal(libc::SIGCHLD, libc::SIG_DFL);
         let mut woken = std::mem::zeroed::<libc::sigaction>();
         woken.sa_sigaction = wake as extern "C" fn(libc::c_int) as usize;
         libc::sigaction(libc::SIGUSR1, &raw const woken, std::ptr::null_mut());
+        for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
+            let mut before = std::mem::zeroed::<libc::sigaction>();
+            libc::sigaction(signal, &raw const woken, &raw mut before);
+            if before.sa_sigaction == libc::SIG_IGN {
+                libc::signal(signal, libc::SIG_IGN);
+            }
+        }
         wake::block();
         libc::pthread_sigmask(libc::SIG_UNBLOCK, &raw const child, std::ptr::null_mut());
     }
@@ -160,8 +167,10 @@ fn default_signals() {
 fn be(settings: &ServiceSettings, rule: &Rule, calibration: Option<Calibration>, channel: Channel) {
     default_signals();
     // The service has them permitted but not effective. If that cannot be changed, the recording says what is
-    // missing.
-    drop(capset::keep(!(capset::NICE | capset::BECOME)));
+    // missing. A command gets what the service was started with.
+    if settings.command.is_none() {
+        drop(capset::keep(!UNUSED));
+    }
     let mut feed = SessionDriver::new(settings, rule, channel);
     let ended = record(settings, rule, calibration, &mut feed);
     feed.end(ended.err());
@@ -204,18 +213,30 @@ fn record(
 ) -> Result<(), Failure> {
     // Pricing hits gives no signs of life in between.
     pulse::slow();
+    let command = settings.command.as_ref();
     let calibration = match calibration {
         Some(calibration) => calibration,
-        None => feed.calibration(session::learn(&rule.record)?),
+        None => feed.calibration(session::learn(&rule.record, command.is_some())?),
     };
-    if !feed.first() {
+    if command.is_none() && !feed.first() {
         return Ok(());
     }
     let mut options = rule.record.clone();
     options.calibration = Some(calibration);
     options.ring = rule.ring.map(|span| (span, settings.ring_bytes(rule)));
-    let out = feed.place()?;
     pulse::slow();
-    session::record(Target::Managed, options, out, feed)?;
+    match command {
+        None => {
+            let out = feed.place()?;
+            session::record(Target::Managed(None), options, out, feed)?;
+        }
+        Some(command) => {
+            options.user.clone_from(&command.user);
+            // Its file has its process's number, and so begins when that is known.
+            let target = Target::Managed(Some(command.argv.clone()));
+            let done = session::record(target, options, Box::new(io::sink()), feed)?;
+            feed.recorded(&done);
+        }
+    }
     Ok(())
 }

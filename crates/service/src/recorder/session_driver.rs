@@ -1,10 +1,14 @@
 //! Drives a recorder's session: runs that come and go, files that follow each other, triggers of the ring; and
 //! reports on them to the service.
 
+mod command;
+
 use std::collections::VecDeque;
 use std::io;
+use std::process::Child;
 use std::time::{Duration, Instant};
 
+use self::command::Beginning;
 use crate::recorder::channel::{DumpError, RecorderCommand, WorkerEvent};
 use crate::recorder::figures::{Figures, RunFigures};
 use crate::recorder::limits::ServiceLimits;
@@ -97,6 +101,7 @@ pub struct SessionDriver {
     failure: Option<Failure>,
     /// The service knows that this recorder is ending.
     ends: bool,
+    beginning: Beginning,
     told: Instant,
     /// Runs that need another recorder and have not been reported to the service yet.
     declined: Vec<(u32, Vec<u32>)>,
@@ -135,6 +140,7 @@ impl SessionDriver {
             stop: false,
             failure: None,
             ends: false,
+            beginning: Beginning::default(),
             told: now.checked_sub(TELL).unwrap_or(now),
             declined: Vec::new(),
             untold: 0,
@@ -222,6 +228,7 @@ impl SessionDriver {
     pub fn end(&mut self, ended: Option<Failure>) {
         let file = self.file.take().filter(|_| ended.is_none());
         let failure = ended.or_else(|| self.failure.take());
+        self.end_command(failure.as_ref());
         self.tell_runs();
         self.complete(file.map(|(name, _)| name));
         if !self.ends {
@@ -242,6 +249,9 @@ impl SessionDriver {
     }
 
     fn tell_runs(&mut self) {
+        if !self.tell_command() {
+            return;
+        }
         let declined = std::mem::take(&mut self.declined);
         let mut told = |(run, all): &(u32, Vec<u32>)| self.say(&WorkerEvent::Declined(*run, all.clone()));
         self.declined = declined.into_iter().filter(|run| !told(run)).collect();
@@ -510,7 +520,10 @@ impl SessionObserver for SessionDriver {
         if let Some(order) = self.left() {
             return Some(order);
         }
-        if self.rule.ring.is_none() && self.file.is_none() && !self.waiting.is_empty() {
+        if self.rule.ring.is_none()
+            && self.file.is_none()
+            && (std::mem::take(&mut self.beginning.file) || !self.waiting.is_empty())
+        {
             return self.rotate("no engine left");
         }
         while let Some(run) = self.waiting.pop_front() {
@@ -551,6 +564,18 @@ impl SessionObserver for SessionDriver {
         }
         self.say(&WorkerEvent::Attached);
         true
+    }
+
+    fn launching(&mut self, pid: u32) {
+        self.begin_command(pid);
+    }
+
+    fn launched(&mut self) {
+        self.command_runs();
+    }
+
+    fn left(&mut self, command: Child) {
+        self.command_left(command);
     }
 
     fn declined(&mut self, run: u32, mut processes: Vec<u32>) {

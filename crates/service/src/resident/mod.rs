@@ -1,6 +1,7 @@
 //! The service's main loop: waits for engines, signals, recorders and requests, and dispatches each.
 //! Single-threaded.
 
+mod command;
 pub mod energy;
 pub mod idle_peaks;
 pub mod notify;
@@ -10,14 +11,17 @@ pub mod signals;
 mod telling;
 
 use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
 use std::time::{Duration, Instant, SystemTime};
 
 use rustix::event::{PollFd, PollFlags};
+use rustix::process::{getpid, set_child_subreaper};
 
 use self::energy::EnergyMeter;
 use self::idle_peaks::IdlePeaks;
 use self::notify::Notify;
-use self::signals::SignalFd;
+use self::signals::{SignalFd, StopSignal};
+use super::supervisor::command::CommandEnd;
 use super::supervisor::{Met, Supervisor};
 use crate::affinity::Affinity;
 use crate::hook::HookRunner;
@@ -33,6 +37,7 @@ use crate::status::{self, ServicePhase, ServiceState, StateFiles};
 use crate::store::{Leftovers, Store, StoreError};
 use crate::watch::Watch;
 use crate::{clock, watch};
+use agent::capture::error::RecordError;
 use inspector::finder::{Finder, FoundProcess};
 use machine::kernel::tracefs;
 use machine::{capset, ready};
@@ -57,6 +62,12 @@ pub enum ServiceError {
     Place(#[from] PlaceError),
     #[error(transparent)]
     Net(#[from] NetError),
+    #[error("cannot record a command: {0}")]
+    Record(#[from] RecordError),
+    #[error("no rule records {}: its 'exe', 'user' and 'cgroup' are compared with COMMAND's own program", .0.display())]
+    NoRule(PathBuf),
+    #[error("cannot start a recorder: {0}")]
+    Start(#[source] std::io::Error),
     #[error("cannot wait for {what}: {source}")]
     Wait { what: &'static str, source: std::io::Error },
 }
@@ -99,7 +110,8 @@ pub struct Service<'a> {
     settings: ServiceSettings,
     store: Store,
     _only: std::fs::File,
-    finder: Finder,
+    /// None: only the command is recorded.
+    finder: Option<Finder>,
     signals: SignalFd,
     supervisor: Supervisor,
     peaks: IdlePeaks,
@@ -151,7 +163,8 @@ impl<'a> Service<'a> {
         files.per_process = settings.per_process;
         let network = Network::new();
         let prepared = network.prepare(&settings.net)?;
-        let finder = Finder::new().map_err(wait("engines"))?;
+        let own = settings.command.as_ref().map(|command| command::choose(command, &settings)).transpose()?;
+        let finder = own.is_none().then(Finder::new).transpose().map_err(wait("engines"))?;
         let mut service = Service {
             load,
             log,
@@ -182,21 +195,34 @@ impl<'a> Service<'a> {
             tick: Instant::now(),
             stopping: None,
         };
-        service.welcome(&unfinished);
+        let known = service.supervisor.calibration_cache.recall(service.store.place(), version);
+        if let Some((rule, inside)) = own {
+            // Whatever the command leaves behind is waited for here. It gets the privileges of now.
+            let adopts = set_child_subreaper(Some(getpid())).map_err(Into::into);
+            adopts
+                .and_then(|()| service.supervisor.start_command(&service.settings, rule, inside))
+                .map_err(ServiceError::Start)?;
+        }
+        service.welcome(&unfinished, known > 0);
         service.network.apply(prepared).iter().for_each(|line| service.say(line));
         swept.iter().for_each(|line| service.say(line));
         Ok(service)
     }
 
-    fn welcome(&mut self, unfinished: &[String]) {
-        let backend = self.finder.backend();
+    fn welcome(&mut self, unfinished: &[String], calibrated: bool) {
+        let backend = self.finder.as_ref().map_or_else(|| command::NO_FINDER.to_owned(), Finder::backend);
         self.state.finder =
             status::FinderStatus { backend: backend.clone(), ..status::FinderStatus::default() };
         self.read_now(Vec::new());
-        self.say(&format!(
-            "waiting for engines, found through {backend}; recordings in {}",
-            self.settings.directory.display()
-        ));
+        let directory = self.settings.directory.display();
+        let text = match &self.settings.command {
+            None => format!("waiting for engines, found through {backend}; recordings in {directory}"),
+            Some(command) => format!(
+                "recording {} and what it starts, nothing else; recordings in {directory}",
+                command.program.display()
+            ),
+        };
+        self.say(&text);
         let nice = if self.settings.rules.iter().any(Rule::sets_cpus) { capset::NICE } else { 0 };
         let become_nobody = if self.settings.net.is_wanted() { capset::BECOME } else { 0 };
         if let Err(e) = capset::give_up(nice | become_nobody) {
@@ -208,10 +234,10 @@ impl<'a> Service<'a> {
         for name in unfinished {
             self.say(&format!("an earlier update of {name} was not finished: its temporary file is removed"));
         }
-        if let Some(swept) = tracefs::sweep() {
-            self.say(&swept);
-        }
-        if self.supervisor.calibration_cache.recall(self.store.place(), &self.state.version) > 0 {
+        // The recorder of a command does it, if it uses the kernel's probes.
+        let swept = if self.finder.is_some() { tracefs::sweep() } else { None };
+        swept.iter().for_each(|line| self.say(line));
+        if calibrated {
             self.say("the calibration of an earlier start is reused: ready to record");
         }
         match self.store.leftovers() {
@@ -234,8 +260,8 @@ impl<'a> Service<'a> {
         self.state.directory = self.settings.directory.display().to_string();
     }
 
-    /// Runs until a signal or a client stops it.
-    pub fn run(&mut self) {
+    /// Runs until a signal or a client stops it, or the command has ended: then its end.
+    pub fn run(&mut self) -> Option<CommandEnd> {
         self.notify.ready();
         while !self.done() {
             self.wait();
@@ -255,6 +281,7 @@ impl<'a> Service<'a> {
         self.end_network();
         // Readers of the metrics must see that there is no service any longer; the status says that it has stopped.
         self.files.remove();
+        self.supervisor.command_end()
     }
 
     fn done(&mut self) -> bool {
@@ -271,7 +298,7 @@ impl<'a> Service<'a> {
         let mut add = |fd, events| fds.push(PollFd::from_borrowed_fd(fd, events));
         add(self.signals.fd(), PollFlags::IN);
         self.supervisor.fds().for_each(|fd| add(fd, PollFlags::IN));
-        self.finder.fds().into_iter().for_each(|fd| add(fd, PollFlags::IN));
+        self.finder.iter().flat_map(Finder::fds).for_each(|fd| add(fd, PollFlags::IN));
         self.hooks.fd().into_iter().for_each(|fd| add(fd, PollFlags::IN));
         self.network.fd().into_iter().for_each(|fd| add(fd, PollFlags::IN));
         self.control.fds(&mut add);
@@ -290,7 +317,7 @@ impl<'a> Service<'a> {
             self.supervisor.reap(&mut |pid| {
                 let measured = self.peaks.reaped(pid, Instant::now());
                 let known = measured.is_some()
-                    || self.finder.knows(pid)
+                    || self.finder.as_mut().is_some_and(|finder| finder.knows(pid))
                     || self.hooks.is(pid)
                     || self.network.reaped(pid);
                 said = measured.or(said.take());
@@ -298,6 +325,7 @@ impl<'a> Service<'a> {
             });
             said.iter().for_each(|line| self.say(line));
         }
+        self.end_with_command();
         self.answer_dumps();
         let mut requests = Vec::new();
         self.control.poll(&mut |request, token| {
@@ -312,8 +340,8 @@ impl<'a> Service<'a> {
         if came.reload {
             self.reload();
         }
-        if came.stop {
-            self.stop();
+        if let Some(signal) = came.stop {
+            self.stop_by(signal);
         }
     }
 
@@ -342,7 +370,7 @@ impl<'a> Service<'a> {
                 None
             }
             ServiceRequest::Stop => {
-                self.stop();
+                self.stop_by(StopSignal::TERM);
                 Some(Ok("{}".into()))
             }
             ServiceRequest::Dump(_) if self.asked.is_some() => Some(Err(Refused::Dumping.into())),
@@ -398,8 +426,9 @@ impl<'a> Service<'a> {
     }
 
     fn look(&mut self) {
-        let found = self.finder.poll();
-        self.finder.news().iter().for_each(|line| self.say(line));
+        let (found, news) =
+            (self.finder.as_mut()).map(|finder| (finder.poll(), finder.news())).unwrap_or_default();
+        news.iter().for_each(|line| self.say(line));
         if self.stopping.is_some() {
             return;
         }
@@ -409,8 +438,10 @@ impl<'a> Service<'a> {
         self.supervisor.watched(self.control.watchers() > 0);
         self.supervisor.assign(&self.settings);
         self.watch_begins();
-        if std::mem::take(&mut self.supervisor.left) {
-            self.finder.look_again();
+        if std::mem::take(&mut self.supervisor.left)
+            && let Some(finder) = &mut self.finder
+        {
+            finder.look_again();
         }
     }
 
@@ -488,11 +519,14 @@ impl<'a> Service<'a> {
             recorder: supervisor.recorder_for(&rule.name),
         };
         self.state.rules = self.settings.rules.iter().map(rule).collect();
-        let (held_back, files_put_off) = self.finder.held_back();
-        let (backend, files_too_large) = (self.finder.backend(), self.finder.large);
+        let (held_back, files_put_off) = self.finder.as_ref().map(Finder::held_back).unwrap_or_default();
+        let files_too_large = self.finder.as_ref().map_or(0, |finder| finder.large);
+        let backend = self.finder.as_ref().map_or_else(|| command::NO_FINDER.to_owned(), Finder::backend);
         let why = self.state.finder.why.take();
         self.state.finder = status::FinderStatus { backend, why, held_back, files_put_off, files_too_large };
-        let own = self_usage::together(supervisor.pids().chain(self.finder.pids()).chain(self.network.pid()));
+        let own = self_usage::together(
+            supervisor.pids().chain(self.finder.iter().flat_map(Finder::pids)).chain(self.network.pid()),
+        );
         // Between the end of a process and its being waited for, its time is nowhere.
         let cpu = own.map(|o| o.1.max(self.state.own.cpu_seconds.unwrap_or(0.0)));
         self.state.own = status::ServiceUsage { resident_bytes: own.map(|o| o.0), cpu_seconds: cpu };
@@ -545,8 +579,8 @@ impl<'a> Service<'a> {
 
     fn take(&mut self, settings: ServiceSettings) -> Result<(), ServiceError> {
         let old = &self.settings;
+        command::stays(old, &settings)?;
         let moved = old.directory != settings.directory;
-        let sizes = |s: &ServiceSettings| (s.quota, s.file_size, s.keep);
         // First everything that may fail: either all of it takes effect or none.
         let control = (old.socket != settings.socket).then(|| Control::bind(&settings.socket)).transpose()?;
         let network = (old.net != settings.net).then(|| self.network.prepare(&settings.net)).transpose()?;
@@ -573,7 +607,6 @@ impl<'a> Service<'a> {
         }
         self.files.per_process = settings.per_process;
         let said = network.map(|network| self.network.apply(network)).unwrap_or_default();
-        let of_recorders = |s: &ServiceSettings| (sizes(s), s.file_age, s.memory, s.cpu.to_bits());
         let same = !moved && of_recorders(old) == of_recorders(&settings);
         let rules = std::mem::replace(&mut self.settings, settings).rules;
         let kept = |name: &str| {
@@ -586,6 +619,16 @@ impl<'a> Service<'a> {
         self.supervisor.change(&self.settings, same);
         Ok(())
     }
+}
+
+/// What a store needs.
+fn sizes(s: &ServiceSettings) -> (u64, u64, Option<Duration>) {
+    (s.quota, s.file_size, s.keep)
+}
+
+/// What a recorder needs, besides its rule.
+fn of_recorders(s: &ServiceSettings) -> impl PartialEq + use<> {
+    (sizes(s), s.file_age, s.memory, s.cpu.to_bits())
 }
 
 /// What another service has left, as text.

@@ -5,17 +5,31 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd};
 
+use rustix::process::Signal;
+
 /// The signals that the service handles.
 const SIGNALS: [i32; 4] = [libc::SIGTERM, libc::SIGINT, libc::SIGHUP, libc::SIGCHLD];
 
 /// Pending signals, kept by the kernel until they are read.
 pub struct SignalFd(File);
 
+/// A request to stop.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StopSignal {
+    pub signal: Signal,
+    /// It came from a terminal, to all processes there.
+    pub shared: bool,
+}
+
+impl StopSignal {
+    pub const TERM: StopSignal = StopSignal { signal: Signal::TERM, shared: false };
+}
+
 /// The signals read.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Came {
     /// SIGTERM or SIGINT.
-    pub stop: bool,
+    pub stop: Option<StopSignal>,
     /// SIGHUP.
     pub reload: bool,
     /// A child has ended.
@@ -57,9 +71,14 @@ impl SignalFd {
         let mut came = Came::default();
         let mut one = [0; size_of::<libc::signalfd_siginfo>()];
         while self.0.read_exact(&mut one).is_ok() {
-            // signalfd_siginfo begins with ssi_signo.
-            match i32::from_ne_bytes([one[0], one[1], one[2], one[3]]) {
-                libc::SIGTERM | libc::SIGINT => came.stop = true,
+            // signalfd_siginfo begins with ssi_signo, ssi_errno and ssi_code, which is positive if the kernel sends it.
+            let [signal, _, code, ..] = *one.as_chunks::<4>().0 else { break };
+            match i32::from_ne_bytes(signal) {
+                libc::SIGTERM => came.stop = Some(StopSignal::TERM),
+                libc::SIGINT => {
+                    came.stop =
+                        Some(StopSignal { signal: Signal::INT, shared: i32::from_ne_bytes(code) > 0 });
+                }
                 libc::SIGHUP => came.reload = true,
                 _ => came.child = true,
             }

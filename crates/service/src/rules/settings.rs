@@ -1,10 +1,13 @@
 //! The service's settings, typed.
 
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use crate::net::endpoint::NetSettings;
+use crate::place;
 use crate::rules::Rule;
+use machine::user::User;
 
 /// Minimum file size: a run's header and its first blocks fit many times.
 pub const LEAST_FILE: u64 = 1 << 20;
@@ -14,6 +17,22 @@ const AROUND: u64 = 2 << 20;
 pub const LEAST_MEMORY: u64 = 16 << 20;
 /// Maximum rules: each rule in use has a recorder with its own probes.
 pub const MOST_RULES: usize = 64;
+
+/// A command to start.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ServiceCommand {
+    pub argv: Vec<OsString>,
+    /// Its program, for the rules.
+    pub program: PathBuf,
+    /// The user to run it as; None: the service's own.
+    pub user: Option<User>,
+}
+
+impl ServiceCommand {
+    pub fn uid(&self) -> u32 {
+        self.user.as_ref().map_or_else(place::us, |user| user.uid)
+    }
+}
 
 /// All settings of a service. Paths are absolute, sizes in bytes.
 #[derive(Debug, Clone, PartialEq)]
@@ -55,6 +74,8 @@ pub struct ServiceSettings {
     pub recorder_timeout: Duration,
     /// The first matching rule applies.
     pub rules: Vec<Rule>,
+    /// The only program to record, which is started; None: whatever runs on this machine.
+    pub command: Option<ServiceCommand>,
     /// Allowed but unlikely to be intended: one sentence each.
     pub warnings: Vec<String>,
 }
@@ -81,6 +102,7 @@ impl Default for ServiceSettings {
             recorders: 16,
             recorder_timeout: Duration::from_secs(30),
             rules: Vec::new(),
+            command: None,
             warnings: Vec::new(),
         }
     }

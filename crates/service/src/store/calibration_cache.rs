@@ -43,10 +43,10 @@ pub struct Kind {
     budget: bool,
 }
 
-/// The kind of a recording.
-pub fn kind(o: &RecordOptions) -> Kind {
+/// The kind of a recording, which is made from inside the engine's process or not.
+pub fn kind(o: &RecordOptions, inside: bool) -> Kind {
     Kind {
-        source: o.source,
+        source: if inside { BackendChoice::Inside } else { o.source },
         counters: o.counters.clone(),
         sched: o.capture.sched,
         budget: o.budget.is_some(),

@@ -60,6 +60,8 @@ impl Supervisor {
         let (pid, uid, rule) = (worker.recorder.pid, worker.uid, worker.rule.name.clone());
         let recorder = pid;
         match said {
+            WorkerEvent::Started(run) => self.command_started(pid, *run),
+            WorkerEvent::Exited(code) => self.command_exited(pid, code),
             WorkerEvent::Runs(runs) => runs.into_iter().for_each(|run| self.stand(i, run)),
             WorkerEvent::Figures(run, figures) => {
                 let its = |k: &&mut KnownRun| k.run.pid == run && k.is_with(recorder);
@@ -75,8 +77,10 @@ impl Supervisor {
             // Accepted once, before it has seen any engine: others rely on it.
             WorkerEvent::Calibration(calibration) => {
                 if std::mem::take(&mut worker.learns) {
-                    self.calibration_cache
-                        .learn(calibration_cache::kind(&worker.rule.record), calibration.clone());
+                    self.calibration_cache.learn(
+                        calibration_cache::kind(&worker.rule.record, self.inside),
+                        calibration.clone(),
+                    );
                     let cost = match calibration.hit_ns {
                         0 => "the cost of a probe hit could not be measured".to_owned(),
                         ns => format!("the cheapest probe hit costs {ns} ns"),
@@ -304,6 +308,9 @@ impl Supervisor {
             self.dumped.push((worker.rule.name.clone(), Err(DumpError::Ended)));
         }
         let pid = worker.recorder.pid;
+        if self.command.is_some() {
+            return self.command_lost(pid);
+        }
         self.table.all.iter_mut().filter(|k| k.is_with(pid)).for_each(KnownRun::return_to_wanted);
     }
 
@@ -311,10 +318,11 @@ impl Supervisor {
     pub fn reap(&mut self, others: &mut dyn FnMut(i32) -> bool) {
         while let Ok(Some((pid, status))) = waitpid(None, WaitOptions::NOHANG) {
             let pid = pid.as_raw_pid();
-            if others(pid) {
+            if self.command_reaped(pid, status) || others(pid) {
                 continue;
             }
-            let (uid, killed) = self.is_waited_for(pid);
+            // What the command has left behind may have any end.
+            let Some((uid, killed)) = self.is_waited_for(pid) else { continue };
             match (status.terminating_signal(), status.exit_status()) {
                 (Some(signal), _) if !killed => {
                     self.say(uid, &format!("recorder {pid} was ended by signal {signal}"));
@@ -327,13 +335,14 @@ impl Supervisor {
         }
     }
 
-    /// Its pid may be reused from now on. Returns the recorder's user, and whether it was killed here.
-    fn is_waited_for(&mut self, pid: i32) -> (Option<u32>, bool) {
+    /// Its pid may be reused from now on. Returns the recorder's user, and whether it was killed here; None: it is no
+    /// recorder.
+    fn is_waited_for(&mut self, pid: i32) -> Option<(Option<u32>, bool)> {
         if let Some(worker) = self.workers.iter_mut().find(|h| h.recorder.pid == pid) {
             worker.recorder.set_waited();
-            return (worker.uid, worker.killed);
+            return Some((worker.uid, worker.killed));
         }
         let i = self.departed.iter().position(|d| d.0 == pid);
-        i.and_then(|i| self.departed.remove(i)).map_or((None, false), |d| (d.1, d.2))
+        i.and_then(|i| self.departed.remove(i)).map(|d| (d.1, d.2))
     }
 }

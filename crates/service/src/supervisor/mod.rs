@@ -5,6 +5,7 @@
 //! affects no other user's runs. A recorder that has not been given a run yet belongs to nobody.
 
 pub mod backoff;
+pub mod command;
 pub mod fair_share;
 mod hearing;
 pub mod quarantine;
@@ -32,7 +33,7 @@ use crate::recorder::channel::{DumpError, RecorderCommand};
 use crate::recorder::trigger::{Fired, LastFired};
 use crate::rules::Rule;
 use crate::rules::settings::ServiceSettings;
-use crate::run::Run;
+use crate::run::{EXE, Run};
 use crate::store::calibration_cache::{self, CalibrationCache};
 use crate::store::quota;
 pub use crate::supervisor::run_table::{Met, RunCounts};
@@ -41,8 +42,6 @@ use agent::recorder::computing::ComputingChange;
 use agent::recorder::recording::Calibration;
 use machine::maps::FileId;
 
-/// Maximum characters of a program's path in reports.
-const EXE: usize = 512;
 /// Delay before a rule whose recorder failed gets another: short if there was no room, long if it is the recorder's
 /// own fault.
 const AGAIN_SOON: Duration = Duration::from_secs(5);
@@ -115,6 +114,9 @@ pub struct Supervisor {
     /// Recorders that are gone and have not been waited for: process, user, and whether they were killed here.
     departed: VecDeque<(i32, Option<u32>, bool)>,
     looked: Instant,
+    command: Option<command::Command>,
+    /// Recordings are made from inside engines' processes.
+    inside: bool,
     /// The current time; tests have their own.
     clock: Box<dyn Fn() -> Instant>,
 }
@@ -152,6 +154,8 @@ impl Supervisor {
             dumped: Vec::new(),
             departed: VecDeque::new(),
             looked: now,
+            command: None,
+            inside: false,
         }
     }
 
@@ -412,7 +416,7 @@ impl Supervisor {
             }
             return None;
         }
-        let calibration = self.calibration_cache.of(&calibration_cache::kind(&rule.record)).cloned();
+        let calibration = self.calibration_of(rule);
         let learns = calibration.is_none();
         match (self.hire)(settings, rule, calibration) {
             Ok(recorder) => {
@@ -426,6 +430,10 @@ impl Supervisor {
                 None
             }
         }
+    }
+
+    fn calibration_of(&self, rule: &Rule) -> Option<Calibration> {
+        self.calibration_cache.of(&calibration_cache::kind(&rule.record, self.inside)).cloned()
     }
 
     /// Recorders that are ending do not count, but there are never more than twice the maximum.
@@ -451,12 +459,12 @@ impl Supervisor {
     /// Lets recorders calibrate before the first engine comes; one at a time, because they would disturb each
     /// other.
     fn prepare(&mut self, settings: &ServiceSettings) {
-        if self.workers.iter().any(|h| h.learns && !h.gone) {
+        if self.command.is_some() || self.workers.iter().any(|h| h.learns && !h.gone) {
             return;
         }
         let now = self.now();
         let unknown = settings.rules.iter().find(|rule| {
-            let known = || self.calibration_cache.of(&calibration_cache::kind(&rule.record)).is_some();
+            let known = || self.calibration_cache.of(&calibration_cache::kind(&rule.record, false)).is_some();
             !rule.ignore && !known() && self.later.why(&rule.name, None, now).is_none()
         });
         if let Some(rule) = unknown {

@@ -25,6 +25,7 @@ impl Supervisor {
         self.looked = now;
         self.forget_ended(now);
         self.forget_dead(now);
+        self.look_for_command();
         self.supervise(passed, settings);
         if !self.stopping {
             self.prepare(settings);
@@ -114,9 +115,9 @@ impl Supervisor {
     fn end_idle(&mut self, settings: &ServiceSettings, now: Instant) {
         let learning = self.workers.iter().any(|h| h.learns && !h.gone);
         for i in 0..self.workers.len() {
+            let pid = self.workers[i].recorder.pid;
+            let busy = self.starts_command(pid) || self.table.all.iter().any(|k| k.is_with(pid));
             let worker = &mut self.workers[i];
-            let pid = worker.recorder.pid;
-            let busy = self.table.all.iter().any(|k| k.is_with(pid));
             worker.idle = if busy { None } else { worker.idle.or(Some(now)) };
             let lingered =
                 worker.idle.is_some_and(|since| now.duration_since(since) >= settings.idle_timeout);

@@ -395,7 +395,7 @@ fn ready_line(target: &Target) -> String {
         }
         Target::Command(argv) => argv.first().map(|a| a.display().to_string()).unwrap_or_default(),
         Target::Exe(launch) => format!("every process that runs or maps {}", launch.program.display()),
-        Target::Managed => "engines as they start".to_owned(),
+        Target::Managed(_) => "engines as they start".to_owned(),
     };
     format!("ready: recording {what}; press Ctrl-C to stop")
 }

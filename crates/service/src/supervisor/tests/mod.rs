@@ -1,5 +1,6 @@
 //! The supervisor with recorders simulated by the test, which has their ends of the channels and sets the time.
 
+mod command;
 mod totals;
 
 use std::cell::{Cell, RefCell};
@@ -148,7 +149,10 @@ impl Stage {
         let supervisor = Supervisor::with(hire, Box::new(move || now.get()));
         let settings = ServiceSettings { rules: vec![rule("a")], ..ServiceSettings::default() };
         let mut stage = Stage { supervisor, settings, played, pids, refuses, time };
-        stage.supervisor.calibration_cache.learn(calibration_cache::kind(&rule("a").record), calibration());
+        stage
+            .supervisor
+            .calibration_cache
+            .learn(calibration_cache::kind(&rule("a").record, false), calibration());
         stage
     }
 
@@ -455,7 +459,7 @@ fn what_a_recorder_says_is_good_for_its_own_runs_only() {
     stage.played.borrow_mut()[0].says(&WorkerEvent::Dumped(Ok("../x.pfi".into())));
     stage.supervisor.hear();
     assert_eq!(
-        stage.supervisor.calibration_cache.of(&calibration_cache::kind(&rule("a").record)),
+        stage.supervisor.calibration_cache.of(&calibration_cache::kind(&rule("a").record, false)),
         Some(&calibration())
     );
     assert!(stage.supervisor.news().contains(&"rule a: one\\ntwo \\u{1b}[2J".to_owned()));

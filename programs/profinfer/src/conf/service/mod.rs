@@ -13,15 +13,17 @@ use self::values::{
 };
 use super::toml::TomlTable;
 use super::{FLAG, Faults, File, known_only, settings as keys};
+use crate::record::caller::Caller;
 use crate::record::flags::{self, COMMAND as RECORD, HOW};
 use crate::record::{budget, gpu, inner, outer, pmc, sensors};
 use agent::recorder::recording::Streams;
 use cli::args::{Args, Command, Flag, FlagGroup, Given, Usage, ValueOrigin};
 use cli::values::{amount, percent, span};
+use engine::search::Launch;
 use machine::kernel::btf::Btf;
 use pfi::record::Level;
 use service::rules::glob::Glob;
-use service::rules::settings::{LEAST_FILE, LEAST_MEMORY, MOST_RULES, ServiceSettings};
+use service::rules::settings::{LEAST_FILE, LEAST_MEMORY, MOST_RULES, ServiceCommand, ServiceSettings};
 use service::rules::{CpuChoice, Hook, Rule, RuleUser};
 
 /// Keys of `[service]`.
@@ -219,12 +221,16 @@ const COUNTERS: FlagGroup = FlagGroup { title: pmc::FLAGS.title, flags: &pmc::CO
 /// Options of `record` that a rule may have, and that apply to every rule when above all headings.
 const SHARED: &[FlagGroup] = &[HOW, COUNTERS, inner::FLAGS, gpu::FLAGS, outer::FLAGS, COST, sensors::FLAGS];
 
+const AS_ROOT: Flag =
+    Flag::switch("as-root", "Under sudo, run COMMAND as root [default: as the user who called sudo]")
+        .cli_only();
+
 /// Options of `profinfer serve`; [`settings`] reads them.
 pub const GROUPS: &[FlagGroup] = &[
     SERVICE,
     METRICS,
     OTLP,
-    FlagGroup { title: "Configuration", flags: &[FLAG] },
+    FlagGroup { title: "Configuration", flags: &[FLAG, AS_ROOT] },
     HOW,
     COUNTERS,
     inner::FLAGS,
@@ -568,8 +574,14 @@ fn service(all: &Args, wrong: &mut Vec<String>) -> ServiceSettings {
     let built_in = ServiceSettings::default();
     let mut path =
         |name, check: fn(&Path) -> Result<(), String>| got(checked(all, name, check), wrong).flatten();
-    let (directory, status) = (path("directory", absolute), path("status", absolute));
-    let (metrics, socket) = (path("metrics", prom), path("socket", address));
+    let directory = path("directory", absolute).unwrap_or_default();
+    // Beside a service of the machine, and others of commands, each has its own.
+    let mut own = |name, check, file| match all.behind().is_empty() || all.given(name).is_some() {
+        true => path(name, check),
+        false => Some(directory.join(file)),
+    };
+    let (status, socket) = (own("status", absolute, "status.json"), own("socket", address, "control.sock"));
+    let metrics = path("metrics", prom);
     let mut size = |name, least| got(all.needed(name, amount(least)), wrong).unwrap_or_default();
     let (quota, file_size) = (size("quota", LEAST_FILE), size("file-size", LEAST_FILE));
     let memory = size("memory", LEAST_MEMORY);
@@ -578,7 +590,7 @@ fn service(all: &Args, wrong: &mut Vec<String>) -> ServiceSettings {
     let peaks_after = got(all.needed("peaks-after", unless_never), wrong).flatten();
     let silence = got(all.option("recorder-timeout", timeout), wrong).flatten();
     ServiceSettings {
-        directory: directory.unwrap_or_default(),
+        directory,
         quota,
         file_size,
         file_age: file_age.unwrap_or(built_in.file_age),
@@ -596,8 +608,23 @@ fn service(all: &Args, wrong: &mut Vec<String>) -> ServiceSettings {
         recorders: got(all.needed("recorders", recorders), wrong).unwrap_or_default(),
         recorder_timeout: silence.unwrap_or(built_in.recorder_timeout),
         rules: Vec::new(),
+        command: command(all)
+            .map_err(|e| told(&e).into_iter().for_each(|what| add(wrong, what)))
+            .ok()
+            .flatten(),
         warnings: Vec::new(),
     }
+}
+
+/// The command to start; under sudo it runs as the user who called sudo.
+fn command(all: &Args) -> anyhow::Result<Option<ServiceCommand>> {
+    let argv = all.behind().to_vec();
+    let Some(name) = argv.first() else { return Ok(None) };
+    let program = Launch::of_command(&argv).map_or_else(|| name.into(), |launch| launch.program);
+    // As the kernel names it.
+    let program = program.canonicalize().unwrap_or(program);
+    let user = Caller::read(all)?.map(Caller::user).transpose()?;
+    Ok(Some(ServiceCommand { argv, program, user }))
 }
 
 /// The values that every rule may have.
