@@ -194,6 +194,12 @@ impl Service {
         named(name).filter(has).collect()
     }
 
+    /// Its recorders. What one has just forked has its name, too, and is no child of the service.
+    pub fn recorders(&self) -> Vec<u32> {
+        let own = children(self.child.id());
+        self.processes("profinfer-rec").into_iter().filter(|pid| own.contains(pid)).collect()
+    }
+
     pub fn signal(&self, signal: i32) {
         signal_to(self.child.id(), signal);
     }

@@ -5,6 +5,7 @@ use crate::common;
 use std::fs;
 use std::io::Write;
 use std::os::unix::fs::{DirBuilderExt, chown};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{ChildStdin, Command, Stdio};
 
@@ -45,6 +46,14 @@ impl Served {
         by.args(["serve", "--directory"]).arg(&own).arg("--metrics").arg(own.join("m.prom"));
         by.args(options).arg("--").args(command);
         by.stdin(Stdio::piped()).stdout(create("out")).stderr(create("log"));
+        // What is ignored, as SIGINT is by commands that a shell starts behind others, stays so for the command.
+        let heed = || {
+            // SAFETY: a plain system call.
+            unsafe { libc::signal(libc::SIGINT, libc::SIG_DFL) };
+            Ok(())
+        };
+        // SAFETY: the closure makes one system call.
+        unsafe { by.pre_exec(heed) };
         Served { child: OwnChild(by.spawn().expect("started")), dir }
     }
 

@@ -79,11 +79,6 @@ fn file(state: &Value, pid: u32) -> Option<String> {
     run(state, pid)["file"].as_str().map(str::to_owned)
 }
 
-/// Recorders of the service.
-fn recorders(service: &Service) -> Vec<u32> {
-    service.processes("profinfer-rec")
-}
-
 #[test]
 fn a_recorder_that_stands_still_is_killed_and_its_other_runs_go_on() {
     let _turn = live!();
@@ -152,7 +147,7 @@ fn a_recorder_of_nobodys_that_dies_again_and_again_costs_root_nothing() {
     let (engine, other) = (service.engine(), copy(&service, "other"));
     let root = Target::start(&engine, &LONG);
     service.wait_for("root's is recorded", |s| tokens(s, root.pid()) > 20);
-    let roots = recorders(&service);
+    let roots = service.recorders();
     assert_eq!(roots.len(), 1, "{}", service.log());
     let nobodys = Nobodys::run(1, &other, &LONG);
     let mut last = None;
@@ -162,12 +157,12 @@ fn a_recorder_of_nobodys_that_dies_again_and_again_costs_root_nothing() {
             now.is_some() && now != last && tokens(s, nobodys.pids()[0]) > 5
         });
         last = file(&state, nobodys.pids()[0]);
-        let its: Vec<u32> = recorders(&service).into_iter().filter(|pid| !roots.contains(pid)).collect();
+        let its: Vec<u32> = service.recorders().into_iter().filter(|pid| !roots.contains(pid)).collect();
         assert_eq!(its.len(), 1, "one recorder for each user: {}", service.log());
         signal_to(its[0], libc::SIGKILL);
         service.wait_for_log("has died", deaths);
     }
-    assert_eq!(recorders(&service).iter().filter(|pid| roots.contains(pid)).count(), 1, "it is the same one");
+    assert_eq!(service.recorders().iter().filter(|pid| roots.contains(pid)).count(), 1, "it is the same one");
     let state = service.state();
     assert!(run(&state, nobodys.pids()[0])["uid"].as_u64().is_none_or(|uid| uid == u64::from(NOBODY)));
     let before = tokens(&state, root.pid());

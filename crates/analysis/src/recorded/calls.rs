@@ -90,13 +90,16 @@ pub fn timeline(loaded: &Loaded<'_>) -> Timeline {
         settle(call, width);
     }
     let work = work(loaded, source, &calls);
-    let sequences = Sequences::of(loaded, &calls).filter(|_| source == CallSource::Token);
+    let mut sequences = Sequences::of(loaded, &calls).filter(|_| source == CallSource::Token);
     if let Some(known) = &sequences {
         calls.iter_mut().enumerate().for_each(|(i, call)| settle_known(call, i, known));
     }
     match work {
         RunWork::Tokens => {}
-        RunWork::Embeddings => calls.iter_mut().for_each(|call| call.phase = Phase::Prefill),
+        RunWork::Embeddings => {
+            calls.iter_mut().for_each(|call| call.phase = Phase::Prefill);
+            sequences.iter_mut().for_each(Sequences::generate_nothing);
+        }
         RunWork::Graphs => {
             calls.iter_mut().for_each(|call| (call.phase, call.tokens) = (Phase::Unknown, None));
         }

@@ -30,7 +30,6 @@ mod program;
 mod quote;
 mod script;
 mod session;
-mod sha256;
 mod temporary;
 
 pub const FLAGS: FlagGroup = FlagGroup {

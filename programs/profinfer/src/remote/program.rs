@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 
-use super::sha256;
+use common::sha256;
 use machine::owner;
 
 /// A program to copy.

@@ -481,7 +481,7 @@ mod tests {
         std::fs::write(base.join("profinfer-old"), "old").expect("written");
         let sh = |script: String| Command::new("sh").arg("-c").arg(script).output().expect("sh");
         let program = b"#!/bin/sh\necho profinfer test\n";
-        let digest = super::super::sha256::hex(program);
+        let digest = common::sha256::hex(program);
         let adopt = || sh(scripts.adopt("profinfer-new", program.len(), &digest));
         let wrong = [b"#!/bin/sh\necho profinfer".to_vec(), b"#!/bin/sh\necho profinfer tesT\n".to_vec()];
         for (bytes, why) in wrong.iter().zip(["only 24 of 30 bytes", "SHA-256 differs"]) {

@@ -147,11 +147,7 @@ pub fn of(loaded: &mut Loaded<'_>, options: &ReportOptions, progress: &LoadProgr
         ttft: latency(requests.list.iter().filter_map(|r| r.ttft_ns).collect()),
         phases: all.filter_map(|p| phase(&about, &requests.decode_steps, *p, options)).collect(),
         requests: requests.list,
-        sequences: known.map(|known| {
-            let found = sequences::report(loaded, &line.calls, known, options.top);
-            let ttft = found.ttft.filter(|_| line.work == RunWork::Tokens);
-            sequences::SequenceReport { ttft, ..found }
-        }),
+        sequences: known.map(|known| sequences::report(loaded, &line.calls, known, options.top)),
         sequences_unknown: known.is_none().then(|| sequences::why_unknown(loaded)),
         unseen: line.calls.iter().any(|c| c.unseen).then(|| unseen(loaded)),
         quality: quality(loaded, &line, &times),

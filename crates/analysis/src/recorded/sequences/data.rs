@@ -192,6 +192,14 @@ pub struct Sequences {
 }
 
 impl Sequences {
+    /// The output that was asked for with the last token of a text is an embedding, and no token.
+    pub(in crate::recorded) fn generate_nothing(&mut self) {
+        for request in &mut self.requests {
+            request.first_token = None;
+            request.steps.clear();
+        }
+    }
+
     /// Tokens that a call has brought, if that is known: of a prompt those computed, of drafts those accepted.
     pub fn tokens(&self, call: usize) -> Option<u64> {
         let work = self.works.get(call)?.as_ref().filter(|w| w.unread == 0)?;

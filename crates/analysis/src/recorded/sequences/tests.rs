@@ -1,7 +1,7 @@
 use super::*;
 use crate::recorded::call::Phase;
 use crate::recorded::load::Loaded;
-use pfi::record::{Device, Entry, MemoryCall, MemoryChange, ServerTask, Token, Ubatch};
+use pfi::record::{Device, Entry, MemoryCall, MemoryChange, ServerTask, Tensor, Token, Ubatch};
 
 const MS: i64 = 1_000_000;
 const TARGET: u64 = 0x1000;
@@ -14,6 +14,8 @@ struct Made {
     batches: Vec<(u64, u64, Vec<u8>, u32)>,
     memory: Vec<MemoryCall>,
     tasks: Vec<ServerTask>,
+    /// Its graphs give an embedding.
+    pooled: bool,
     now: i64,
 }
 
@@ -76,6 +78,9 @@ impl Made {
         loaded.causes.ubatches = self.batches.iter().map(ubatch).collect();
         loaded.causes.memory = self.memory.clone();
         loaded.causes.server_tasks = self.tasks.clone();
+        if self.pooled {
+            loaded.tensors.insert(1, pooled());
+        }
         let line = crate::recorded::calls::timeline(&loaded);
         let all = line.sequences.expect("batches were recorded");
         let report = report(&loaded, &line.calls, &all, None);
@@ -83,8 +88,35 @@ impl Made {
     }
 }
 
+/// What only a graph that gives an embedding has.
+fn pooled() -> Tensor {
+    Tensor {
+        pid: 1,
+        addr: 1,
+        known: true,
+        op: 0,
+        ty: 0,
+        flags: 0,
+        name: "result_embd_pooled".into(),
+        ne: [64, 1, 1, 1],
+        nb: None,
+        src: [].into(),
+        view_src: None,
+    }
+}
+
 fn kinds(all: &Sequences) -> Vec<Option<CallKind>> {
     all.works.iter().map(|w| w.as_ref().and_then(CallWork::kind)).collect()
+}
+
+#[test]
+fn an_embedding_is_no_token() {
+    let mut made = Made { pooled: true, ..Made::default() };
+    made.call(TARGET, &[(0, 0, 100, 1)]).call(TARGET, &[(0, 0, 50, 1), (1, 0, 60, 1)]);
+    let (_, report) = made.told();
+    let said: Vec<_> = report.requests.iter().map(|r| (r.prompt_tokens, r.ttft_ns, r.tokens)).collect();
+    assert_eq!(said, [(100, None, 0), (50, None, 0), (60, None, 0)]);
+    assert_eq!(report.ttft, None);
 }
 
 #[test]
