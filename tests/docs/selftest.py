@@ -11,6 +11,7 @@ import unittest
 from pathlib import Path
 from unittest import mock
 
+import book
 import bounded
 import commands
 import pages
@@ -80,6 +81,23 @@ class Commands(unittest.TestCase):
             block = pages.Block("page.md", 1, "", [])
             Scratch.block(scratch, block, ["profinfer record -o run.pfi -- x", "profinfer diff old.pfi run.pfi"])
         self.assertEqual(asked, ["old.pfi"])
+
+
+class Book(unittest.TestCase):
+    def test_each_page_of_the_index_is_one_chapter(self):
+        found = [page for _, part in book.chapters() for page in part]
+        self.assertEqual(len(found), len(set(found)))
+        of_docs = set((pages.ROOT / "docs").rglob("*.md")) - {book.INDEX}
+        self.assertEqual(of_docs - set(found), set())
+
+    def test_links_that_lead_nowhere_are_found(self):
+        with tempfile.TemporaryDirectory() as directory:
+            html = Path(directory).resolve()
+            (html / "a.html").write_text('<h2 id="x">X</h2><a href="#x"></a><a href="b.html#y"></a><a href="https://c/d"></a>')
+            (html / "b.html").write_text('<a href="a.html#x"></a><img src="no.png"><a class="header" href="a.html#z"></a>')
+            found = list(book.broken(html))
+        wrong = ["a.html: b.html#y: no such heading", "b.html: no.png: no such file", "b.html: a.html#z: no such heading"]
+        self.assertEqual(found, wrong)
 
 
 class Ends(unittest.TestCase):
