@@ -25,7 +25,7 @@ say = @t=$$(( $$(date +%s) - $(START) )); printf '\n== %d:%02d  %s\n' $$((t / 60
 
 .NOTPARALLEL:
 .PHONY: layers score check help setup setup-build setup-demo setup-dist setup-deb build install dist demo demo-llama test \
-    test-all test-change lint rebuild-check rustdoc fixtures engines driver unit test-docs test-service deb packages \
+    test-all test-change lint rebuild-check rustdoc fixtures engines driver unit test-docs docs test-service deb packages \
     release test-dist test-cross dist-check test-arm images guests-short guests boards test-arm64 asan live devices server \
     browser spark kill containers no-agent flaky proptest setup-fuzz fuzz fuzz-quick kill-points faults clean
 
@@ -153,6 +153,10 @@ test-docs: | setup ## run the commands of README.md and docs/ as they are writte
 	$(call say,commands of the pages)
 	$(CARGO) build --locked --bins
 	python3 tests/docs/commands.py
+
+docs: ## build the pages of docs/ as a book with a search, by mdBook: target/book/html/index.html
+	python3 tests/docs/links.py
+	@python3 tests/docs/book.py
 
 browser: | setup ## test pages in a browser
 	$(call say,pages in a browser)

@@ -61,7 +61,7 @@ package() { # target
     # It may hold secrets: headers of [otlp].
     install -D -m 600 "$root/conf/profinfer.toml" "$tree/etc/profinfer/profinfer.toml"
     install -d "$tree/usr/share/doc/profinfer" "$tree/DEBIAN"
-    install -m 644 "$root"/docs/{SERVICE,CONFIG}.md "$root/CHANGELOG.md" "$tree/usr/share/doc/profinfer/"
+    install -m 644 "$root"/docs/{SERVICE,INSTALL,RUNS,EVENTS,METRICS,CONFIG}.md "$root/CHANGELOG.md" "$tree/usr/share/doc/profinfer/"
     copyright >"$tree/usr/share/doc/profinfer/copyright"
     printf 'profinfer (%s) unstable; urgency=medium\n\n  * CHANGELOG.md beside this file says what changed.\n\n -- %s  %s\n' \
         "$version" "${DEBFULLNAME:-profinfer} <${DEBEMAIL:-profinfer@localhost.localdomain}>" "$(date -u -R -d "@$epoch")" |

@@ -3,7 +3,7 @@
 
     profinfer watch | examples/adapt/adapt.py --pid PID
 
-Reads the events of `profinfer watch` (docs/SERVICE.md). Threads of an engine wait for each other after every op, spinning. If
+Reads the events of `profinfer watch` (docs/EVENTS.md). Threads of an engine wait for each other after every op, spinning. If
 one of them loses its CPU, all of them wait: the share of barriers and of waiting for a CPU rises, and a small load costs most
 of the speed. A higher priority (a lower nice value) of the engine's threads ends that. Only the process named by --pid is
 changed; what was changed is undone at the end, also after Ctrl-C and SIGTERM. docs/ADAPT.md has the figures, and what else was

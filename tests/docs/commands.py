@@ -12,6 +12,8 @@ usage: commands.py [--list] [--only TEXT] [--keep DIR]
   --only TEXT  blocks whose page, or one of whose commands, contains it
   --keep DIR   make the directories there, and keep them
 
+Each command has to end within LONG seconds, and all together within WHOLE; what a block leaves running is ended after it.
+
 Recording processes that run already needs root and BPF: without them only the tables are checked, with "skipped: why".
 Exit code: 0, 1 if a command failed or a table is wrong.
 """
@@ -21,16 +23,17 @@ import fcntl
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+import bounded
 import pages
-from scratch import HERE, PROFINFER, Scratch, Unmade, rows
+from scratch import HERE, LONG, PROFINFER, Scratch, Unmade, rows
 
 sys.path += [str(HERE.parent), str(HERE.parent / "server")]
 from debian import Failure, need_to_record  # noqa: E402
@@ -38,8 +41,10 @@ from skips import REQUIRED, note  # noqa: E402
 
 # Programs of others that commands of pages run.
 OTHERS = ["curl", "jq", "man", "pidof", "python3", "taskset"]
-# Seconds after which a block that ends has not.
-LONG = 180
+# Seconds within which all commands have to end.
+WHOLE = 30 * 60
+# Of a command that only complains about an option.
+SHORT = 20
 # Above the descriptors that commands of pages use.
 SAYS = 50
 # Runs each command, given as files, in one shell; says on a descriptor which one ended how.
@@ -52,10 +57,10 @@ done
 """
 # Before it, in a mount namespace of its own: a service that records nothing, at its usual place.
 SERVICE = """mount -t tmpfs none /run || exit 1
-exec {log}< <(exec profinfer serve --conf "$1" 2>&1)
+exec {log}< <(exec profinfer serve --conf "$1" 2>&1 SAYS>&-)
 shift
 while read -r line <&"$log" && [[ $line != *"waiting for engines"* ]]; do echo "$line"; done
-"""
+""".replace("SAYS", str(SAYS))
 SETTINGS = """[service]
 directory = "/run/profinfer/recordings"
 peaks-after = "never"
@@ -91,9 +96,10 @@ def lacking(command):
 
 
 def expected(command):
-    """Exit codes: the one that a comment states, else 0; 3 also where other programs may end a search (docs/TUNE.md)."""
+    """Exit codes: the one that a comment states, else 0; 3 also where what other programs use decides: the end of a search
+    (docs/TUNE.md), whether a gain was kept (docs/ADVICE.md)."""
     stated = re.search(r"#.*\bexits? with (\d+)", command.text)
-    return {int(stated[1])} if stated else {0, 3} if "profinfer tune " in command.text else {0}
+    return {int(stated[1])} if stated else {0, 3} if re.search(r"profinfer (tune |advise .*--check )", command.text) else {0}
 
 
 def targets():
@@ -117,85 +123,71 @@ def fault_of_not_run(command):
     if ours and PROFINFER.exists():
         # One more option, that is not known, is the only thing it complains about.
         options = re.sub(r"\$\([^)]*\)", "1", ours[2]).replace('"', "").split()
-        said = subprocess.run([PROFINFER, ours[1].strip(), *options, "--no-such-flag"], capture_output=True, text=True)
-        if "unknown option '--no-such-flag'" not in said.stderr:
-            return said.stderr.strip()
+        code, said = bounded.run([PROFINFER, ours[1].strip(), *options, "--no-such-flag"], SHORT)
+        if code is None or "unknown option '--no-such-flag'" not in said:
+            return f"not ended within {SHORT} s" if code is None else said.strip()
     return None
 
 
 class Result:
     def __init__(self, command, code, seconds, said):
         self.command, self.code, self.seconds, self.said = command, code, seconds, said
-        self.ok = code in expected(command)
+        # On a machine that others use `tune` finds nothing, and says so.
+        busy = code == 1 and "profinfer tune " in command.text and "no run had a result: other programs used" in said
+        self.ok = code in expected(command) or busy
 
 
-def run_block(scratch, block, commands):
+def shell_of(commands, place):
+    """The shell that runs commands, and before them a service if one asks for it."""
+    if not any(re.search(r"\bprofinfer (?:status|stop)\b", command.text) for command in commands):
+        return ["bash", "-c", SHELL, "bash"]
+    settings = place.with_suffix(".toml")
+    settings.write_text(SETTINGS)
+    return ["unshare", "--mount", "bash", "-c", SERVICE + SHELL, "bash", settings]
+
+
+def run_block(scratch, block, commands, until):
     """Results of the commands of a block, in the order in which they are written; after a failure the rest is run too."""
     try:
+        if time.monotonic() > until:
+            raise Unmade(f"those before it took more than {WHOLE} s")
         place = scratch.block(block, [command.text for command in commands])
     except Unmade as why:
-        return [Result(command, "not run", 0.0, str(why)) for command in commands]
+        yield from [Result(command, "not run", 0.0, str(why)) for command in commands]
+        return
     files = []
     for number, command in enumerate(commands):
         files.append(place.with_name(f"{place.name}.{number:02}"))
         files[-1].write_text(command.text + "\n")
-    shell = ["bash", "-c", SHELL, "bash"]
-    if any(re.search(r"\bprofinfer (?:status|stop)\b", command.text) for command in commands):
-        settings = place.with_suffix(".toml")
-        settings.write_text(SETTINGS)
-        shell = ["unshare", "--mount", "bash", "-c", SERVICE + SHELL, "bash", settings]
     says, first = os.pipe()
     said_to = fcntl.fcntl(first, fcntl.F_DUPFD, SAYS)
     assert said_to == SAYS, said_to
     os.close(first)
-    results, begin = [], time.monotonic()
-    with scratch.servers(commands, place), open(place.with_suffix(".out"), "w+") as out:
-        shell = subprocess.Popen(
-            [*shell, *files], cwd=place, env=scratch.environment, stdin=subprocess.DEVNULL,
-            stdout=out, stderr=out, start_new_session=True, pass_fds=[said_to],
-        )  # fmt: skip
+    shell = [*shell_of(commands, place), *files]
+    more = {"cwd": place, "env": scratch.environment, "pass_fds": [said_to]}
+    at, stopped = 0, ""
+    with (
+        open(says, "rb", buffering=0) as answers, open(place.with_suffix(".out"), "w+") as out,
+        scratch.servers(commands, place), bounded.Bounded(shell, stdout=out, stderr=out, **more),
+    ):  # fmt: skip
         os.close(said_to)
-        deadline = Deadline(shell, LONG)
-        with os.fdopen(says) as answers, deadline:
-            at = 0
-            for answer in answers:
-                number, code = len(results), int(answer.split()[-1])
-                text = Path(out.name).read_text(errors="replace")
-                now = time.monotonic()
-                results.append(Result(commands[number], code, now - begin, text[at:]))
-                files[number].with_name(f"{files[number].name}.out").write_text(text[at:])
-                begin, at = now, len(text)
-        deadline.end()
-        rest = Path(out.name).read_text(errors="replace")[at:]
-    for command in commands[len(results):]:
-        results.append(Result(command, f"not ended after {LONG} s" if deadline.over else "not reached", 0.0, rest))
-    return results
-
-
-class Deadline:
-    """Ends a shell and what it started, at the latest after some seconds."""
-
-    def __init__(self, shell, seconds):
-        self.shell, self.over = shell, False
-        self.timer = threading.Timer(seconds, self.late)
-
-    def __enter__(self):
-        self.timer.start()
-
-    def __exit__(self, *_):
-        self.timer.cancel()
-
-    def late(self):
-        self.over = True
-        self.end()
-
-    def end(self):
-        """Also of what the block left running in the background."""
-        try:
-            os.killpg(self.shell.pid, 15)
-        except ProcessLookupError:
-            pass
-        self.shell.wait()
+        for command, file in zip(commands, files):
+            if stopped:
+                yield Result(command, f"not run, as {stopped}", 0.0, "")
+                continue
+            begin = time.monotonic()
+            limit = min(LONG, max(until - begin, 0))
+            answer = bounded.line(answers, limit)
+            if answer:
+                code = int(answer.split()[-1])
+            elif answer is None:
+                code, stopped = f"not ended within {limit:.0f} s", f"{command.where} did not end"
+            else:
+                code, stopped = "that of the shell, which ended", f"{command.where} ended the shell"
+            said = Path(out.name).read_text(errors="replace")
+            file.with_name(f"{file.name}.out").write_text(said[at:])
+            yield Result(command, code, time.monotonic() - begin, said[at:])
+            at = len(said)
 
 
 def sessions(page):
@@ -241,6 +233,9 @@ def main():
             faults += [f"{command.where}: {lacking(command)}"] if REQUIRED else []
     runs = [(block, commands) for block, commands in runs if commands]
     if not args.list:
+        # Programs that blocks have started end, too.
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+        until = time.monotonic() + WHOLE
         try:
             need_to_record()
         except Failure as why:
@@ -252,7 +247,7 @@ def main():
             if runs:
                 scratch.measure_peaks()
             for block, commands in runs:
-                for result in run_block(scratch, block, commands):
+                for result in run_block(scratch, block, commands, until):
                     ran += 1
                     verdict = "run     " if result.ok else "FAILED  "
                     print(f"{verdict} {result.command.where}  {result.command.short}  ({result.seconds:.1f} s)", flush=True)

@@ -11,9 +11,9 @@ ROOT = Path(__file__).resolve().parents[2]
 READ = ["README.md", "docs/**/*.md", "python/README.md", "CONTRIBUTING.md"]
 # Words that a line of a command begins with. A path of these sources, or NAME=VALUE, also does.
 PROGRAMS = set(
-    "adb alias awk cargo cat cd cp cross curl docker echo exec export for ggml-runner git hdc jq kill ln llama-bench "
-    "llama-cli llama-quantize llama-server ls make mkdir mv nice perf pip podman profinfer python3 renice rm rustup scp sh ssh "
-    "sudo systemctl taskset while".split()
+    "adb alias awk cargo cat cd cp cross curl docker echo exec export for ggml-runner git hdc helm jq kill kubectl ln "
+    "llama-bench llama-cli llama-quantize llama-server ls make mkdir mv nice perf pip podman profinfer python3 renice rm "
+    "rustup scp sh ssh ssh-keygen su sudo systemctl taskset while".split()
 )
 PLACES = ("benches/", "cross/", "examples/", "fuzz/", "scripts/", "tests/", "./")
 # Languages of fenced blocks that may hold commands; no language is one.

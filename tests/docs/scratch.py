@@ -9,6 +9,8 @@ import subprocess
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+import bounded
+
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 BUILT = Path(os.environ.get("PROFINFER_BINARY") or ROOT / "target/debug/profinfer").parent
@@ -17,6 +19,9 @@ PROFINFER, RUNNER = BUILT / "profinfer", BUILT / "ggml-runner"
 SOURCES = ["conf", "docs", "examples", "python", "tests", "scripts"]
 # What a block writes where one of these precedes its name.
 WRITTEN = r"(?:-o |>>? ?|synth \S+ |--ground-truth |--out )"
+
+# Seconds within which each command has to end.
+LONG = 180
 
 # What a server does here: it computes without requests, under its own name, until it is ended.
 SERVES = "run -p 8 -n 64 -t 1 --repeat 1000000 --no-roofline --no-warmup".split()
@@ -41,6 +46,8 @@ exec {runner} run -m "$model" -p "$prompt" -n "$decode" -t "$threads" --no-roofl
 NAMES = ["llama-bench", "llama-cli"]
 # Itself under this name, which pidof finds.
 SERVER = "llama-server"
+# Commands that record what runs.
+NEEDS_SERVER = rf"(?:pidof |--exe .*){SERVER}|profinfer diagnose --json *(?:#|$)"
 
 
 def rows(path, columns):
@@ -56,6 +63,10 @@ def rows(path, columns):
 def named(name, text):
     """Where a text names a file, or a directory (its name ends with /)."""
     return re.search(rf"(?<![\w./-]){re.escape(name)}" + ("" if name.endswith("/") else r"(?![\w/-])"), text)
+
+
+def ending(code):
+    return f"not ended within {LONG} s" if code is None else f"exit {code}"
 
 
 class Unmade(Exception):
@@ -87,8 +98,9 @@ class Scratch:
 
     def measure_peaks(self):
         """Once per machine, as pages tell their readers to."""
-        command = [PROFINFER, "doctor", "--peaks"]
-        subprocess.run(command, env=self.environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, check=True)
+        code, said = bounded.run([PROFINFER, "doctor", "--peaks"], LONG, env=self.environment)
+        if code != 0:
+            raise SystemExit(f"profinfer doctor --peaks: {ending(code)}\n{said}")
 
     @staticmethod
     def script(path, text):
@@ -110,12 +122,9 @@ class Scratch:
         if not path.exists():
             path.parent.mkdir()
             self.fill(path.parent, parts)
-            done = subprocess.run(
-                ["bash", "-c", command], cwd=path.parent, env=self.environment, capture_output=True, text=True,
-                stdin=subprocess.DEVNULL,
-            )  # fmt: skip
-            if done.returncode or not path.exists():
-                self.failed[key] = f"files.tsv: {name}: {command}: exit {done.returncode}\n{done.stdout}{done.stderr}"
+            code, said = bounded.run(["bash", "-c", command], LONG, cwd=path.parent, env=self.environment)
+            if code != 0 or not path.exists():
+                self.failed[key] = f"files.tsv: {name}: {command}: {ending(code)}\n{said}"
                 raise Unmade(self.failed[key])
         return path
 
@@ -143,8 +152,9 @@ class Scratch:
         for _, name, _ in self.table:
             found = named(name, text)
             written = found and re.search(WRITTEN + "$", text[: found.start()])
-            # A command without a file reads the newest recording.
-            if self.recipe(block.page, name) and (found and not written or name == "run.pfi" and not found):
+            # A command without a file reads the newest recording: one of its block, if that makes one.
+            newest = name == "run.pfi" and not found and "profinfer record " not in text
+            if self.recipe(block.page, name) and (found and not written or newest):
                 files[name] = self.make(block.page, name)
         self.fill(directory, files)
         return directory
@@ -152,7 +162,7 @@ class Scratch:
     @contextlib.contextmanager
     def servers(self, commands, place):
         """A server that computes, for blocks that record a running one."""
-        wanted = any(re.search(rf"(?:pidof |--exe .*){SERVER}", command.text) for command in commands)
+        wanted = any(re.search(NEEDS_SERVER, command.text) for command in commands)
         if not wanted:
             yield
             return

@@ -1,11 +1,18 @@
 #!/usr/bin/env python3
-"""Tests of how pages are read: what is a command, where it ends, which code it must exit with, headings and links."""
+"""Tests of how pages are read: what is a command, where it ends, which code it must exit with, headings and links; and that
+what commands leave running is ended."""
 
+import contextlib
+import os
+import select
 import tempfile
+import time
 import unittest
 from pathlib import Path
 from unittest import mock
 
+import book
+import bounded
 import commands
 import pages
 from scratch import Scratch, named
@@ -74,6 +81,66 @@ class Commands(unittest.TestCase):
             block = pages.Block("page.md", 1, "", [])
             Scratch.block(scratch, block, ["profinfer record -o run.pfi -- x", "profinfer diff old.pfi run.pfi"])
         self.assertEqual(asked, ["old.pfi"])
+
+
+class Book(unittest.TestCase):
+    def test_each_page_of_the_index_is_one_chapter(self):
+        found = [page for _, part in book.chapters() for page in part]
+        self.assertEqual(len(found), len(set(found)))
+        of_docs = set((pages.ROOT / "docs").rglob("*.md")) - {book.INDEX}
+        self.assertEqual(of_docs - set(found), set())
+
+    def test_links_that_lead_nowhere_are_found(self):
+        with tempfile.TemporaryDirectory() as directory:
+            html = Path(directory).resolve()
+            (html / "a.html").write_text('<h2 id="x">X</h2><a href="#x"></a><a href="b.html#y"></a><a href="https://c/d"></a>')
+            (html / "b.html").write_text('<a href="a.html#x"></a><img src="no.png"><a class="header" href="a.html#z"></a>')
+            found = list(book.broken(html))
+        wrong = ["a.html: b.html#y: no such heading", "b.html: no.png: no such file", "b.html: a.html#z: no such heading"]
+        self.assertEqual(found, wrong)
+
+
+class Ends(unittest.TestCase):
+    def results(self, *texts):
+        """(code, what was said) of each command of a block."""
+        with tempfile.TemporaryDirectory() as directory:
+            place = Path(directory) / "block"
+            place.mkdir()
+            scratch = mock.Mock(spec=Scratch, environment=dict(os.environ))
+            scratch.block.return_value = place
+            scratch.servers.return_value = contextlib.nullcontext()
+            found = [pages.Command("page.md", number, text) for number, text in enumerate(texts, 1)]
+            results = commands.run_block(scratch, pages.Block("page.md", 1, "", []), found, time.monotonic() + 60)
+            return [(result.code, result.said) for result in results]
+
+    def test_each_command_has_its_code_and_output(self):
+        self.assertEqual(self.results("echo a", "false", "x=b", "echo $x"), [(0, "a\n"), (1, ""), (0, ""), (0, "b\n")])
+
+    def test_nothing_waits_for_what_is_left_running(self):
+        begin = time.monotonic()
+        self.assertEqual([code for code, _ in self.results("sleep 1000 &", "echo $!")], [0, 0])
+        self.assertLess(time.monotonic() - begin, bounded.GRACE)
+
+    def test_a_command_that_does_not_end_is_named(self):
+        with mock.patch.object(commands, "LONG", 0.5):
+            codes = [code for code, _ in self.results("true", "sleep 1000", "true")]
+        self.assertEqual(codes[0], 0)
+        self.assertRegex(codes[1], "not ended within")
+        self.assertRegex(codes[2], "not run, as page.md:2 did not end")
+
+    def test_a_command_that_ends_the_shell_is_named(self):
+        codes = [code for code, _ in self.results("exit 0", "true")]
+        self.assertRegex(codes[0], "the shell")
+        self.assertRegex(codes[1], "page.md:1 ended the shell")
+
+    def test_what_ignores_its_end_is_killed(self):
+        with mock.patch.object(bounded, "GRACE", 0.5):
+            code, said = bounded.run(["bash", "-c", "trap '' TERM; sleep 1000 & echo $!; wait; wait"], 0.5)
+        self.assertIsNone(code)
+        with contextlib.suppress(ProcessLookupError):
+            left = os.pidfd_open(int(said))
+            self.assertTrue(select.select([left], [], [], commands.LONG)[0])
+            os.close(left)
 
 
 if __name__ == "__main__":

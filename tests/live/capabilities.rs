@@ -1,5 +1,5 @@
 //! The privileges that recording needs: the capabilities of the service's unit are enough, and without any one of
-//! them recording fails as docs/SERVICE.md describes.
+//! them recording fails as docs/INSTALL.md describes.
 
 use crate::common;
 

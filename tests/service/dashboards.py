@@ -73,7 +73,7 @@ class Files(unittest.TestCase):
         self.assertEqual(found, {"a_bucket", "e_total", "f"})
 
     def test_every_metric_is_described(self):
-        page = (ROOT / "docs/SERVICE.md").read_text()
+        page = (ROOT / "docs/METRICS.md").read_text()
         for _, _, query in panels():
             for name in metrics(query):
                 self.assertIn(f"`{re.sub('_(bucket|count|sum)$', '', name)}`", page)

@@ -53,7 +53,7 @@ class Unit(Test):
         self.assertGreater(self.exposure(), EXPOSURE)
 
     def test_the_page_tells_what_the_unit_has(self):
-        page = (ROOT / "docs" / "SERVICE.md").read_text()
+        page = (ROOT / "docs" / "INSTALL.md").read_text()
         for cap in re.search(r"^CapabilityBoundingSet=(.*)$", self.text, re.MULTILINE)[1].split():
             self.assertIn(f"| {cap} |", page)
         self.assertIn(f"gives the unit {self.exposure()} ", page)

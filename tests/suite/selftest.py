@@ -75,6 +75,10 @@ class Choice(unittest.TestCase):
         for pattern, names in parts.PATHS:
             self.assertLessEqual(set(names.split()), rest, pattern)
 
+    def test_a_change_of_a_page_runs_the_commands_of_pages(self):
+        for page in ["README.md", "CONTRIBUTING.md", "python/README.md", "docs/SQL.md", "docs/recipes/ollama.md"]:
+            self.assertIn("docs", parts.touched(page), page)
+
     def test_any_runs_of_as_many_as_there_are_turns_have_covered_all(self):
         with tempfile.TemporaryDirectory() as directory:
             path = Path(directory) / "suite.json"
@@ -94,7 +98,7 @@ class Choice(unittest.TestCase):
             choose.State(path).keep(choose.git("rev-parse", "HEAD")[0], 4, ["spark", "arm"])
             chosen, told, turn = choose.by_change(choose.State(path))
         names = [part.name for part in chosen[len(parts.SHORT) :]]
-        self.assertEqual((names, turn), (["spark", "arm", "guests"], 1), told)
+        self.assertEqual((names, turn), (["spark", "arm", "guests", "docs"], 1), told)
 
     def test_a_damaged_state_is_that_of_a_new_machine(self):
         with tempfile.TemporaryDirectory() as directory:

@@ -42,7 +42,7 @@ then. --status and --socket are files in --directory by default: status.json and
     }),
     groups: GROUPS,
     notes: "\
-docs/SERVICE.md describes the installation, docs/CONFIG.md the configuration; 'profinfer config --print FILE' shows the
+docs/INSTALL.md describes the installation, docs/CONFIG.md the configuration; 'profinfer config --print FILE' shows the
 settings in effect.",
     exits: &[("0", "stopped on request"), ("1", "cannot start: the reason is on standard error"), ("2", "wrong usage"), ("4", "the kernel's tracing does not answer: only a reboot helps"), ("N", "COMMAND failed: its exit status")],
     examples: "\

@@ -20,7 +20,7 @@ pub const COMMAND: Command = Command {
 Prints a line for each event: a run begins or ends, its first token, each second's tokens and CPUs, where the time of its calls
 went (computing, barriers, waiting for a CPU, page faults), why time was lost, and its energy; a trigger with what may have
 caused it, a change of the level of detail or of the CPUs that a rule gives to an engine, recommended threads and CPUs,
-a complete recording, a line of the log. docs/SERVICE.md describes the fields. Ends with Ctrl-C, or when the service ends.
+a complete recording, a line of the log. docs/EVENTS.md describes the fields. Ends with Ctrl-C, or when the service ends.
 
 The service never waits for a reader: what a reader is too slow for is dropped, and an event 'dropped' says how many there
 were. At most eight readers at a time.",

@@ -574,7 +574,7 @@ fn refused(e: &io::Error) -> String {
     match e.raw_os_error() {
         Some(libc::EPERM) => {
             "the service may not set the CPUs of other users' processes: it needs CAP_SYS_NICE \
-             (docs/SERVICE.md, Affinity)"
+             (docs/RUNS.md, Affinity)"
                 .to_owned()
         }
         _ => format!("its CPUs cannot be set: {e}"),

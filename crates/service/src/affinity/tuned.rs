@@ -1,5 +1,5 @@
 //! The results of `profinfer tune`, for rules with `auto`: on which CPUs an engine is best. The format is described in
-//! docs/SERVICE.md.
+//! docs/RUNS.md.
 
 use std::fs::{self, File};
 use std::io::{self, Read};

@@ -42,7 +42,7 @@ pub struct NetError {
 fn hint(e: &io::Error) -> &'static str {
     match e.raw_os_error() {
         Some(libc::EAFNOSUPPORT | libc::EPERM) => {
-            "; the service has no network: docs/SERVICE.md, 'Network', has the lines for its unit"
+            "; the service has no network: docs/METRICS.md, 'Network', has the lines for its unit"
         }
         Some(libc::EACCES) => "; use a port from 1024 on",
         Some(libc::EADDRINUSE) => "; another program listens there: choose another port",

@@ -137,5 +137,5 @@ fn an_address_in_use_is_refused_with_a_hint() {
         "{why}"
     );
     let none = NetError { address, source: io::Error::from_raw_os_error(libc::EAFNOSUPPORT) };
-    assert!(none.to_string().contains("docs/SERVICE.md"), "{none}");
+    assert!(none.to_string().contains("docs/METRICS.md"), "{none}");
 }

@@ -1,5 +1,5 @@
 //! The events that `profinfer watch` prints and that a hook gets: what happened to a run, each as one line of JSON. The
-//! fields are described in docs/SERVICE.md.
+//! fields are described in docs/EVENTS.md.
 
 pub mod worked;
 
