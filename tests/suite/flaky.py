@@ -14,7 +14,7 @@ import time
 from collections import Counter
 
 import rust
-from kernel import expedited
+from kernel import for_tests
 
 OUT = rust.ROOT / "target" / "tests" / "flaky"
 BUSY = "while :; do :; done"
@@ -44,7 +44,7 @@ def main(arguments):
     programs = rust.build([name])
     run = rust.run_in_turns if name == "live" else rust.run
     failures, ran = Counter(), Counter()
-    with load(), expedited():
+    with load(), for_tests():
         for n in range(1, times + 1):
             begin = time.monotonic()
             now = 0

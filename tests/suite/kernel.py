@@ -1,4 +1,4 @@
-"""The kernel while tests run: an oops, or a warning about what a recorder uses, ends the suite; and its grace periods."""
+"""The kernel while tests run: an oops, or a warning about what a recorder uses, ends the suite; and its settings meanwhile."""
 
 import contextlib
 import os
@@ -17,25 +17,32 @@ END = "---[ end trace"
 # Functions of uprobes, tracing, perf and BPF, as a stack names them. Not those that print the stack itself.
 OURS = re.compile(r"\b\w*(uprobe|tracefs|ftrace|trace_(event|array|probe)|tracing_|perf_|bpf)\w*\+0x")
 
-# Documentation/admin-guide/kernel-parameters.txt, rcupdate.rcu_expedited.
+# Documentation/admin-guide/kernel-parameters.txt, rcupdate.rcu_expedited: short grace periods. A recorder waits for one as it
+# places and removes each probe, half of a short test's time.
 EXPEDITED = Path("/sys/kernel/rcu_expedited")
+# Linux 6.18.44 and before starve whole groups of tasks for a minute while others wake each other (reweight_entity() places the
+# running group anew; reverted in 6.18.45): a session of processes is no group then.
+AUTOGROUP = Path("/proc/sys/kernel/sched_autogroup_enabled")
+SETTINGS = [(EXPEDITED, "1"), (AUTOGROUP, "0")]
 
 
 @contextlib.contextmanager
-def expedited():
-    """Short grace periods: a recorder waits for one as it places and removes each probe, half of a short test's time.
-    Guests of `make test-arm64` keep theirs as they are."""
-    try:
-        before = EXPEDITED.read_text()
-        EXPEDITED.write_text("1")
-    except OSError:
-        # Not root, or not this kernel: slower, and the same.
-        yield
-        return
+def for_tests():
+    """Settings of the kernel while tests run. Guests of `make test-arm64` keep theirs as they are."""
+    before = []
+    for file, value in SETTINGS:
+        try:
+            before.append((file, file.read_text()))
+            file.write_text(value)
+        except OSError:
+            # Not root, or not this kernel: slower, and the same.
+            continue
     try:
         yield
     finally:
-        EXPEDITED.write_text(before)
+        for file, value in before:
+            with contextlib.suppress(OSError):
+                file.write_text(value)
 
 
 def died():

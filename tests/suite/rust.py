@@ -21,7 +21,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from kernel import expedited
+from kernel import for_tests
 
 ROOT = Path(__file__).resolve().parents[2]
 # Shown although they passed.
@@ -189,5 +189,5 @@ def main(arguments):
 
 
 if __name__ == "__main__":
-    with expedited():
+    with for_tests():
         sys.exit(main(sys.argv[1:]))
