@@ -49,7 +49,7 @@ impl How {
     /// The chosen set, and the number of tests.
     fn run(self, machine: &Machine, meter: &mut Meter<'_>) -> (Vec<u32>, u32) {
         let (chosen, tests) = if self == Self::Published {
-            let answer = published::aecs(machine, SLACK, 0.5, meter);
+            let answer = published::aecs(machine, SLACK, meter);
             (answer.chosen, answer.tests)
         } else {
             let answer = search(machine, &self.options(), meter);
