@@ -71,24 +71,43 @@ fn the_phones_of_the_paper() {
     }
 }
 
+/// The published noise of one run: 2 % of speed, 5 % of energy.
+fn noisy<'a>(board: &'a Board, machine: &'a Machine, sharing: Sharing, speed: f64, seed: u64) -> Meter<'a> {
+    Meter { speed_noise: speed, energy_noise: 0.05, random: Random(seed), ..exact(board, machine, sharing) }
+}
+
 #[test]
-fn random_boards_with_the_noise_of_token_times() {
-    let (mut within, mut slow) = (0, 0);
-    for seed in 0..60 {
-        let sharing = if seed % 2 == 0 { Sharing::Evenly } else { Sharing::Stealing };
-        let board = Board::random(90_000 + seed, 0.0);
-        let machine = board.machine();
-        let best = Best::of(&board, &machine, sharing, 0.08);
-        let mut meter = exact(&board, &machine, sharing);
-        (meter.speed_noise, meter.energy_noise, meter.random) = (0.005, 0.05, Random(seed));
-        let found = search(&machine, &energy(), &mut meter);
-        assert!(found.tests.len() <= 22);
-        let (speed, joules) = board.truth(&machine.counts(chosen(&found)), sharing);
-        within += u32::from(joules <= 1.03 * best.joules);
-        slow += u32::from(speed < 0.92 * best.fastest * 0.99);
+fn the_phones_of_the_paper_with_the_published_noise() {
+    for phone in phones::all() {
+        let machine = phone.board.machine();
+        let found = (0..100).filter(|seed| {
+            let mut meter = noisy(&phone.board, &machine, phone.sharing, 0.02, *seed);
+            machine.counts(chosen(&search(&machine, &energy(), &mut meter))) == phone.published
+        });
+        let found = found.count();
+        assert!(found >= 95, "{}: {found} of 100", phone.board.name);
     }
-    assert!(within >= 49, "{within} of 60 within 3 %");
-    assert_eq!(slow, 0);
+}
+
+#[test]
+fn random_boards_with_noise() {
+    for (noise, least, by) in [(0.005, 54, 0.01), (0.02, 46, 0.04)] {
+        let (mut within, mut slow) = (0, 0.0f64);
+        for seed in 0..60 {
+            let sharing = if seed % 2 == 0 { Sharing::Evenly } else { Sharing::Stealing };
+            let board = Board::random(90_000 + seed, 0.0);
+            let machine = board.machine();
+            let best = Best::of(&board, &machine, sharing, 0.08);
+            let found = search(&machine, &energy(), &mut noisy(&board, &machine, sharing, noise, seed));
+            assert!(found.tests.len() <= 22);
+            let (speed, joules) = board.truth(&machine.counts(chosen(&found)), sharing);
+            let short = 1.0 - speed / (0.92 * best.fastest);
+            within += u32::from(short < 1e-9 && joules <= 1.03 * best.joules);
+            slow = slow.max(short);
+        }
+        assert!(within >= least, "{within} of 60 within 3 % where speed has a noise of {noise}");
+        assert!(slow <= by, "too slow by {slow}");
+    }
 }
 
 /// What AECS as published asks for on a phone, stage 1 apart from stage 2.
