@@ -5,7 +5,7 @@
 //! cost c per token. Power: a selected core its own power at full clock (it spins while it waits), an idle core of the same
 //! chip a share b, a selected cluster its uncore, the memory per token, and a base. If the largest selected cluster is
 //! smaller than the largest, the others' clocks fall on some boards (factor s^g). The search's own laws are not these: they
-//! have one sharpness, no uncore, no memory, other exponents. A rough board lies off its formula by 2 % a set besides.
+//! have no uncore, no memory, other exponents. A rough board lies off its formula by 2 % a set besides.
 
 use tune::{Candidate, Cluster, Machine, Measure, Refused, Sample, Stage};
 

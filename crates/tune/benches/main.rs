@@ -15,7 +15,7 @@ use tune::{Goal, Machine, Options, search};
 /// Of AECS.
 const SLACK: f64 = 0.08;
 /// How often each phone is searched.
-const REPEATS: u64 = 25;
+const REPEATS: u64 = 200;
 /// Relative noise of a sample's speed and energy: none, published, and with the speed from the times of single tokens.
 const NOISES: [(f64, f64); 3] = [(0.0, 0.0), (0.02, 0.05), (0.005, 0.05)];
 
@@ -41,7 +41,7 @@ impl How {
     fn options(self) -> Options {
         let tune = Options { goal: Goal::Energy, slack: SLACK, free: false, ..Options::default() };
         match self {
-            Self::Once => Options { exhaustive: true, margin: 0.0, alpha: Some(0.0), ..tune },
+            Self::Once => Options { exhaustive: true, doubt: 0.0, alpha: Some(0.0), ..tune },
             _ => tune,
         }
     }
@@ -49,7 +49,7 @@ impl How {
     /// The chosen set, and the number of tests.
     fn run(self, machine: &Machine, meter: &mut Meter<'_>) -> (Vec<u32>, u32) {
         let (chosen, tests) = if self == Self::Published {
-            let answer = published::aecs(machine, SLACK, 0.5, meter);
+            let answer = published::aecs(machine, SLACK, meter);
             (answer.chosen, answer.tests)
         } else {
             let answer = search(machine, &self.options(), meter);

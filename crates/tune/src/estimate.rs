@@ -11,33 +11,51 @@ const LEAST_SCATTER: f64 = 0.003;
 /// Weight of an assumed scatter, in repeats.
 const ASSUMED: f64 = 4.0;
 
-/// Mean and variance of a logarithm.
-#[derive(Clone, Copy, Debug)]
+/// A logarithm that is known about.
+#[derive(Clone, Debug, Default)]
 pub struct Ln {
     pub mean: f64,
-    pub variance: f64,
+    /// Variance of what is uncertain of it alone.
+    pub own: f64,
+    /// What is uncertain of it together with others, in independent steps of one standard deviation.
+    pub shared: Vec<f64>,
 }
 
 impl Ln {
-    pub fn sd(self) -> f64 {
-        self.variance.sqrt()
+    pub fn sd(&self) -> f64 {
+        self.sum(1.0, &Self::default(), 0.0).1
     }
 
-    /// Both weighted by the inverse of their variance, and the share of the second.
-    fn with(self, other: Self) -> (Self, f64) {
-        let share = self.variance / (self.variance + other.variance);
-        self.mixed(other, share)
+    /// How much larger it is than another, and the standard deviation of that.
+    pub fn over(&self, other: &Self) -> (f64, f64) {
+        self.sum(1.0, other, -1.0)
     }
 
-    fn mixed(self, other: Self, share: f64) -> (Self, f64) {
-        let mean = self.mean + share * (other.mean - self.mean);
-        let variance = (1.0 - share).powi(2) * self.variance + share * share * other.variance;
-        (Self { mean, variance }, share)
+    fn sum(&self, a: f64, other: &Self, b: f64) -> (f64, f64) {
+        let both = self.plus(a, other, b);
+        (both.mean, (both.own + both.shared.iter().map(|x| x * x).sum::<f64>()).sqrt())
+    }
+
+    /// `a` times this and `b` times the other.
+    pub fn plus(&self, a: f64, other: &Self, b: f64) -> Self {
+        let at = |all: &[f64], i: usize| all.get(i).copied().unwrap_or(0.0);
+        let steps = 0..self.shared.len().max(other.shared.len());
+        Self {
+            mean: a * self.mean + b * other.mean,
+            own: a * a * self.own + b * b * other.own,
+            shared: steps.map(|i| a * at(&self.shared, i) + b * at(&other.shared, i)).collect(),
+        }
+    }
+
+    /// With what was measured of it, weighted by what is uncertain of it alone; and the share of the measured.
+    fn told(&self, measured: &Self) -> (Self, f64) {
+        let share = self.own / (self.own + measured.own);
+        (self.plus(1.0 - share, measured, share), share)
     }
 }
 
 /// Speed and energy of a candidate, measured or foretold.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Estimate {
     pub speed: Ln,
     /// E_h, joules or relative; None if nothing tells.
@@ -89,7 +107,7 @@ fn of_repeats(values: &[f64], noise: f64) -> Option<Ln> {
     let kept: Vec<f64> = values.iter().copied().filter(|v| (v - middle).abs() <= far).collect();
     let n = kept.len() as f64;
     let mean = if kept.is_empty() { middle } else { kept.iter().sum::<f64>() / n };
-    Some(Ln { mean, variance: noise / n.max(1.0) })
+    Some(Ln { mean, own: noise / n.max(1.0), ..Ln::default() })
 }
 
 impl View {
@@ -112,7 +130,7 @@ impl View {
         let rows: Vec<(&Point, f64, f64)> = points
             .iter()
             .zip(&all)
-            .filter_map(|(p, v)| of_repeats(v, speed_noise).map(|l| (p, l.mean, l.variance)))
+            .filter_map(|(p, v)| of_repeats(v, speed_noise).map(|l| (p, l.mean, l.own)))
             .collect();
         let speed_law = terrain.fit(Kind::Speed, &rows);
         let meters: Vec<Vec<f64>> = tried.iter().map(joules).collect();
@@ -129,7 +147,7 @@ impl View {
                 .zip(all.iter().zip(&meters))
                 .filter_map(|(p, (speed, joules))| {
                     let (s, e) = (of_repeats(speed, speed_noise)?, of_repeats(joules, energy_noise)?);
-                    Some((p, s.mean + e.mean, s.variance + e.variance))
+                    Some((p, s.mean + e.mean, s.own + e.own))
                 })
                 .collect();
             terrain.fit(Kind::Power, &watts)
@@ -137,29 +155,34 @@ impl View {
         Self { terrain, speed_law, power_law, speed_noise, energy_noise, basis, alpha, smooth }
     }
 
-    fn heuristic(&self, at: &Point, speed: Ln) -> Option<Ln> {
-        let (watts, variance) = match (&self.power_law, self.basis) {
-            (Some(law), _) => law.predict(&self.terrain, at),
-            (None, Basis::Heuristic) => (self.terrain.ln_h(at), 0.0),
+    fn heuristic(&self, at: &Point, speed: &Ln) -> Option<Ln> {
+        let watts = match (&self.power_law, self.basis) {
+            (Some(law), _) => {
+                let mut watts = law.predict(&self.terrain, at);
+                // What is uncertain of power has nothing to do with what is of speed.
+                watts.shared.splice(0..0, vec![0.0; self.speed_law.parameters()]);
+                watts
+            }
+            (None, Basis::Heuristic) => Ln { mean: self.terrain.ln_h(at), ..Ln::default() },
             _ => return None,
         };
-        Some(Ln { mean: watts - speed.mean, variance: variance + speed.variance })
+        Some(watts.plus(1.0, speed, -1.0))
     }
 
     /// A candidate with samples. None without one.
     pub fn measured(&self, machine: &Machine, tried: &Tried) -> Option<Estimate> {
         let speed = of_repeats(&speeds(tried), self.speed_noise)?;
         let at = self.terrain.point(machine, &tried.candidate);
-        let (mean, variance) = self.speed_law.predict(&self.terrain, &at);
-        let speed = if self.smooth { speed.with(Ln { mean, variance }).0 } else { speed };
-        let h = self.heuristic(&at, speed);
+        let law = self.speed_law.predict(&self.terrain, &at);
+        let speed = if self.smooth { law.told(&speed).0 } else { speed };
+        let h = self.heuristic(&at, &speed);
         let (energy, alpha) = match (self.basis, of_repeats(&joules(tried), self.energy_noise), h) {
             (Basis::Meter, Some(own), Some(h)) => {
                 let (e, share) = match self.alpha {
-                    Some(alpha) => own.mixed(h, alpha),
-                    None => own.with(h),
+                    Some(alpha) => (h.plus(alpha, &own, 1.0 - alpha), 1.0 - alpha),
+                    None => h.told(&own),
                 };
-                (Some(e), share)
+                (Some(e), 1.0 - share)
             }
             (Basis::Heuristic, _, h) => (h, 1.0),
             // Where there is a meter, a set that it did not measure is not judged.
@@ -171,8 +194,8 @@ impl View {
     /// A candidate without a sample, as the fitted laws predict it.
     pub fn foretold(&self, machine: &Machine, candidate: &crate::Candidate) -> Estimate {
         let at = self.terrain.point(machine, candidate);
-        let (mean, variance) = self.speed_law.predict(&self.terrain, &at);
-        let speed = Ln { mean, variance };
-        Estimate { speed, energy: self.heuristic(&at, speed), alpha: 1.0 }
+        let speed = self.speed_law.predict(&self.terrain, &at);
+        let energy = self.heuristic(&at, &speed);
+        Estimate { speed, energy, alpha: 1.0 }
     }
 }

@@ -55,19 +55,18 @@ pub fn fit<P>(law: impl Fn(&[f64], &P) -> f64, priors: &[Prior], start: &[f64], 
             }
         }
     }
-    let factor = cholesky(normal(&law, priors, &parameters, seen).0).unwrap_or_default();
+    // Where the data leave no positive matrix, what was known beforehand is all that is known.
+    let known = || cholesky(normal(&law, priors, &parameters, &[]).0);
+    let factor = cholesky(normal(&law, priors, &parameters, seen).0).or_else(known).unwrap_or_default();
     Fit { parameters, cost: best, factor }
 }
 
 impl Fit {
-    /// Variance of a prediction, from the uncertainty of the parameters.
-    pub fn variance<P>(&self, law: impl Fn(&[f64], &P) -> f64, at: &P) -> f64 {
-        if self.factor.is_empty() {
-            return f64::INFINITY;
-        }
-        let slope = slope(&law, &self.parameters, at);
+    /// How a prediction moves with what is uncertain of the parameters, in independent steps of one standard deviation: its
+    /// variance is the squared length, that of a difference of two predictions the squared distance.
+    pub fn steps<P>(&self, law: impl Fn(&[f64], &P) -> f64, at: &P) -> Vec<f64> {
         // J C J^T with C = (L L^T)^-1 is the squared length of L^-1 J.
-        forward(&self.factor, &slope).iter().map(|x| x * x).sum()
+        forward(&self.factor, &slope(&law, &self.parameters, at))
     }
 }
 
@@ -132,8 +131,8 @@ fn cholesky(mut m: Vec<Vec<f64>>) -> Option<Vec<Vec<f64>>> {
 
 /// L x = b.
 fn forward(factor: &[Vec<f64>], b: &[f64]) -> Vec<f64> {
-    let mut x = vec![0.0; b.len()];
-    for i in 0..b.len() {
+    let mut x = vec![0.0; factor.len()];
+    for i in 0..x.len() {
         let dot: f64 = (0..i).map(|k| factor[i][k] * x[k]).sum();
         x[i] = (b[i] - dot) / factor[i][i];
     }
@@ -156,6 +155,10 @@ fn solve(factor: &[Vec<f64>], b: &[f64]) -> Vec<f64> {
 mod tests {
     use super::*;
 
+    fn variance(steps: &[f64]) -> f64 {
+        steps.iter().map(|x| x * x).sum()
+    }
+
     #[test]
     fn finds_the_parameters_of_a_nonlinear_law() {
         let law = |p: &[f64], x: &f64| p[0].exp() / (1.0 + p[1].exp() * x);
@@ -169,7 +172,7 @@ mod tests {
             "{:?}",
             found.parameters
         );
-        assert!(found.variance(law, &3.0) < 1e-5);
+        assert!(variance(&found.steps(law, &3.0)) < 1e-5);
     }
 
     #[test]
@@ -177,6 +180,6 @@ mod tests {
         let law = |p: &[f64], x: &f64| p[0] * x;
         let found = fit(law, &[Prior(2.0, 0.5)], &[0.0], &[]);
         assert!((found.parameters[0] - 2.0).abs() < 1e-6);
-        assert!((found.variance(law, &2.0) - 1.0).abs() < 1e-3);
+        assert!((variance(&found.steps(law, &2.0)) - 1.0).abs() < 1e-3);
     }
 }

@@ -8,7 +8,7 @@ use crate::search::{Goal, Options};
 const TIE: f64 = 2.0;
 
 /// A candidate with what is known or foretold of it.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Judged {
     /// Index in the list that it came from.
     pub at: usize,
@@ -17,44 +17,35 @@ pub struct Judged {
     pub estimate: Estimate,
 }
 
-/// Goal, slack and margin.
+/// Goal, slack and doubt.
 #[derive(Clone, Copy)]
 pub struct Judge {
     goal: Goal,
     /// ln(1 - slack).
     least: f64,
-    margin: f64,
+    doubt: f64,
 }
 
 impl Judge {
     pub fn new(options: &Options, basis: Basis) -> Self {
         let goal = if matches!(basis, Basis::Speed | Basis::SpeedOnly) { Goal::Speed } else { options.goal };
         let slack = if options.slack.is_finite() { options.slack.clamp(0.0, 0.99) } else { 0.0 };
-        Self { goal, least: (1.0 - slack).ln(), margin: options.margin }
+        Self { goal, least: (1.0 - slack).ln(), doubt: options.doubt }
     }
 
     /// Logarithm of what is minimised.
     pub fn objective(&self, e: &Estimate) -> Option<Ln> {
         match self.goal {
-            Goal::Speed => Some(Ln { mean: -e.speed.mean, variance: e.speed.variance }),
-            Goal::Energy => e.energy,
-            Goal::Balance => {
-                let joules = e.energy?;
-                Some(Ln { mean: joules.mean - e.speed.mean, variance: joules.variance + e.speed.variance })
-            }
+            Goal::Speed => Some(e.speed.plus(-1.0, &Ln::default(), 0.0)),
+            Goal::Energy => e.energy.clone(),
+            Goal::Balance => Some(e.energy.as_ref()?.plus(1.0, &e.speed, -1.0)),
         }
     }
 
     /// How far a speed lies above the slowest allowed, and the standard error of that. None if every speed is allowed.
     pub fn above(&self, e: &Estimate, fastest: &Estimate) -> Option<(f64, f64)> {
-        let over = e.speed.mean - fastest.speed.mean - self.least;
-        (self.goal == Goal::Energy).then(|| (over, (e.speed.variance + fastest.speed.variance).sqrt()))
-    }
-
-    /// Whether it is fast enough with the margin.
-    fn fast_enough(&self, j: &Judged, fastest: &Judged) -> bool {
-        j.at == fastest.at
-            || self.above(&j.estimate, &fastest.estimate).is_none_or(|(over, se)| over >= self.margin * se)
+        let (over, se) = e.speed.over(&fastest.speed);
+        (self.goal == Goal::Energy).then_some((over - self.least, se))
     }
 
     /// Chance that it is truly fast enough.
@@ -62,28 +53,35 @@ impl Judge {
         self.above(e, fastest).map_or(1.0, |(over, se)| cumulative(over / se.max(1e-12)))
     }
 
+    /// Whether nothing shows that it is too slow.
+    fn able(&self, e: &Estimate, fastest: &Estimate) -> bool {
+        self.above(e, fastest).is_none_or(|(over, se)| over >= -self.doubt * se)
+    }
+
     /// The chosen one. For speed, among those as fast as the best within scatter, the one with the fewest threads, and one
     /// that needs no pinning before one that does.
     pub fn choose(&self, judged: &[Judged], fastest: &Judged) -> Option<Judged> {
-        let able = judged.iter().filter(|j| self.fast_enough(j, fastest));
+        let able = judged.iter().filter(|j| self.able(&j.estimate, &fastest.estimate));
         let able: Vec<(&Judged, Ln)> = able.filter_map(|j| Some((j, self.objective(&j.estimate)?))).collect();
         let best = able.iter().min_by(|a, b| a.1.mean.total_cmp(&b.1.mean))?;
         if self.goal != Goal::Speed {
-            return Some(*best.0);
+            return Some(best.0.clone());
         }
-        let tied =
-            able.iter().filter(|(_, o)| o.mean - best.1.mean <= TIE * (o.variance + best.1.variance).sqrt());
+        let tied = able.iter().filter(|(_, own)| {
+            let (behind, se) = own.over(&best.1);
+            behind <= TIE * se
+        });
         tied.min_by(|a, b| {
             (a.0.threads, !a.0.free).cmp(&(b.0.threads, !b.0.free)).then(a.1.mean.total_cmp(&b.1.mean))
         })
-        .map(|(j, _)| **j)
+        .map(|(j, _)| (*j).clone())
     }
 
     /// How much better than `best` a candidate is expected to turn out, where it does (expected improvement, relative).
-    pub fn promise(&self, e: &Estimate, best: &Estimate, fastest: &Estimate, shared: bool) -> f64 {
+    pub fn promise(&self, e: &Estimate, best: &Estimate, fastest: &Estimate) -> f64 {
         let (Some(own), Some(than)) = (self.objective(e), self.objective(best)) else { return 0.0 };
-        let variance = own.variance + if shared { than.variance } else { 0.0 };
-        improvement(than.mean - own.mean, variance.sqrt()) * self.chance(e, fastest)
+        let (better, sd) = than.over(&own);
+        improvement(better, sd) * self.chance(e, fastest)
     }
 }
 

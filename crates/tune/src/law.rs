@@ -8,6 +8,7 @@
 //! largest core. With a meter all of them, and the exponent of s, are fitted to the samples, the rule as the prior; so h is
 //! in watts. Without a meter h is the rule, in multiples of the largest core.
 
+use crate::estimate::Ln;
 use crate::fit::{Fit, Prior, Seen, fit};
 use crate::machine::{Candidate, Machine};
 
@@ -17,8 +18,8 @@ const IDLE_SHARE: f64 = 0.1;
 const BASE: f64 = 0.3;
 /// What a second thread of a core adds to it.
 const SIBLING: f64 = 0.25;
-/// How sharply speed saturates at the memory's limit: 1/speed^p = 1/cores^p + 1/limit^p.
-const SHARPNESS: f64 = 3.0;
+/// How sharply speed is expected to saturate at the memory's limit: 1/speed^p = 1/cores^p + 1/limit^p.
+const SHARPNESS: f64 = 4.0;
 
 /// What the laws see of a candidate.
 #[derive(Clone)]
@@ -90,9 +91,16 @@ impl Terrain {
         let loose = if self.known { 1.0 } else { 2.0 };
         let each = self.weights.len();
         match kind {
-            // ln of: scale; limit and cost of a further thread, relative to the largest core; logit of stealing; cores.
+            // ln of: scale; limit and cost of a further thread, relative to the largest core; logit of stealing; ln of:
+            // sharpness; cores.
             Kind::Speed => {
-                let mut all = vec![Prior(0.0, 10.0), Prior(0.8, 0.6), Prior(-4.5, 1.0), Prior(0.0, 2.0)];
+                let mut all = vec![
+                    Prior(0.0, 10.0),
+                    Prior(0.8, 0.6),
+                    Prior(-4.5, 1.0),
+                    Prior(0.0, 2.0),
+                    Prior(SHARPNESS.ln(), 0.4),
+                ];
                 all.extend(
                     (0..each).map(|i| if i == 0 { Prior(0.0, 0.01) } else { Prior(0.0, 0.3 * loose) }),
                 );
@@ -120,15 +128,16 @@ impl Terrain {
         for (i, weight) in self.weights.iter().enumerate() {
             let (cores, doubled) = (at.cores[i], at.doubled[i]);
             if cores > 0.0 {
-                let rate = weight * p[4 + i].exp();
+                let rate = weight * p[5 + i].exp();
                 sum += rate * (cores + SIBLING * doubled);
                 least = least.min(if doubled > 0.0 { rate * (1.0 + SIBLING) / 2.0 } else { rate });
             }
         }
         // Shared evenly, all wait for the slowest thread.
         let cores = stealing * sum.ln() + (1.0 - stealing) * (least * at.threads).ln();
-        let bound = (-SHARPNESS * cores).exp() + limit.powf(-SHARPNESS);
-        let time = bound.powf(1.0 / SHARPNESS) + each * (at.threads - 1.0);
+        let sharp = p[4].exp();
+        let bound = (-sharp * cores).exp() + limit.powf(-sharp);
+        let time = bound.powf(1.0 / sharp) + each * (at.threads - 1.0);
         p[0] - time.ln()
     }
 
@@ -189,15 +198,19 @@ impl Terrain {
 }
 
 /// Expected distance of a set from the law before anything is known, and the weight of that (in sets).
-const MISFIT: f64 = 0.025;
+const MISFIT: f64 = 0.02;
 const SURE: f64 = 6.0;
 /// No law is believed better than this.
 const LEAST_MISFIT: f64 = 0.008;
 
 impl Law {
-    /// Logarithm and its variance at a point, the misfit included.
-    pub fn predict(&self, terrain: &Terrain, at: &Point) -> (f64, f64) {
+    pub fn parameters(&self) -> usize {
+        self.fit.parameters.len()
+    }
+
+    /// The logarithm at a point, and what is uncertain of it: alone, the misfit, and together with other points.
+    pub fn predict(&self, terrain: &Terrain, at: &Point) -> Ln {
         let law = |p: &[f64], at: &Point| terrain.value(self.kind, p, at);
-        (law(&self.fit.parameters, at), self.fit.variance(law, at) + self.misfit)
+        Ln { mean: law(&self.fit.parameters, at), own: self.misfit, shared: self.fit.steps(law, at) }
     }
 }

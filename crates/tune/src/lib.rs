@@ -2,15 +2,16 @@
 //! slack of the fastest. Pure: it measures through [`Measure`], reads no file and no clock, and is deterministic, so that a
 //! search can be resumed by answering from kept samples.
 //!
-//! The shape is that of AECS (MNN-AECS paper): first the fastest set, then a tree of sets that save energy, then the least
+//! The shape is that of AECS (MNN-AECS paper): first the fastest set, then sets that save energy, then the least
 //! E_h = (1 - alpha) E + alpha h t. Against noise, and for devices whose fastest set is not a prefix of the cores, it is
 //! changed as follows (benches/published.rs has the original to compare):
 //!
-//! - the first stage ends after two steps in a row without a gain, and each cluster is tried alone;
-//! - the tree starts from the two fastest sets, and its sets are tried in the order of what a fitted law promises of them
-//!   (module `law`); a law also proposes sets outside the tree. It proposes only: a set is chosen for its own samples;
-//! - the best sets and the fastest are measured again in turn (a race), as long as they are close;
-//! - a set is within the slack only if it is so with a margin for the scatter of its speed and of the fastest's.
+//! - a law of speed and one of power are fitted to the samples (module `law`); instead of a tree, the set that they promise
+//!   most of is tried next. They propose, and smooth what was measured: a set is chosen for its own samples;
+//! - what two sets have in common in the laws counts as uncertain of neither when they are compared;
+//! - the best set and its rival, and the fastest where speed decides, are measured again in turn (a race), as long as that
+//!   promises anything;
+//! - a set is outside the slack only if it is so by more than the scatter of its speed and of the fastest's.
 
 // The closed-form boards of the bench use this crate by its name.
 #[cfg(test)]

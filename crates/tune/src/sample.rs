@@ -36,9 +36,7 @@ pub enum Stage {
     Given,
     /// One core more, in search of the fastest set.
     Walk,
-    /// A cluster alone.
-    Alone,
-    /// Near the fastest, or proposed by the fitted law.
+    /// Proposed by the fitted laws.
     Tree,
     /// Again, in turn with those that are close.
     Race,

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use crate::estimate::{Estimate, View, joules, speeds};
+use crate::estimate::{View, joules, speeds};
 use crate::goal::{Judge, Judged, improvement};
 use crate::machine::{Candidate, Machine};
 use crate::outcome::{Basis, Ended, Figure, Outcome, Rival, Test, Tried};
@@ -40,9 +40,9 @@ pub struct Options {
     pub free: bool,
     /// Candidates of the caller, tried first: what the engine does by default.
     pub also: Vec<Candidate>,
-    /// A set is fast enough if it is so by this many standard errors. More: the chosen is more rarely too slow; less: the
-    /// best is more often chosen although its speed is close to the slowest allowed.
-    pub margin: f64,
+    /// A set is too slow if it is so by this many standard errors. More: the best is more often chosen although its speed is
+    /// close to the slowest allowed; less: the chosen is more rarely too slow.
+    pub doubt: f64,
     /// Relative scatter of one sample's joules that is assumed until repeats tell. Batteries: 0.05 (published).
     pub energy_scatter: f64,
 }
@@ -58,26 +58,22 @@ impl Default for Options {
             max_tests: 22,
             free: true,
             also: Vec::new(),
-            margin: 1.8,
+            doubt: 1.0,
             energy_scatter: 0.05,
         }
     }
 }
 
 /// Tests left for the race when sets are proposed.
-const RACE_RESERVE: u32 = 9;
+const RACE_RESERVE: u32 = 3;
 /// Tests for the chosen threads not pinned.
 const FREE_RESERVE: u32 = 3;
 /// A test is worth it if it promises as much (relative).
 const WORTH: f64 = 0.002;
-/// The same for a set that was not tried yet, whose promise rests on the law.
-const WORTH_NEW: f64 = 0.0003;
 /// A difference of as many standard errors needs no more tests.
 const CLEAR: f64 = 2.5;
-/// Standard errors above the margin at which a choice needs no confirmation.
-const CONFIRM: f64 = 1.0;
-/// Sets that run against the best in one round, beside it and the fastest.
-const RIVALS: usize = 1;
+/// A speed as many standard errors from the slowest allowed is clear.
+const SURE: f64 = 2.0;
 
 /// The search ends here.
 struct Halt;
@@ -137,7 +133,6 @@ impl Run<'_> {
     /// Sets with a thread for each of their CPUs.
     fn pinned(&mut self) -> Result<bool, Halt> {
         self.walk()?;
-        self.alone()?;
         self.propose(RACE_RESERVE)?;
         loop {
             let settled = self.race()?;
@@ -219,37 +214,21 @@ impl Run<'_> {
         median(speeds(&self.tried[*self.known.get(candidate)?]))
     }
 
-    /// Cores one by one, largest first, until two steps in a row bring nothing.
+    /// Cores one by one, largest first, until one brings nothing.
     fn walk(&mut self) -> Result<(), Halt> {
-        let mut best = f64::NEG_INFINITY;
-        let mut failures = 0;
+        let mut best: Option<f64> = None;
         let mut counts = vec![0; self.machine.clusters.len()];
         for i in 0..counts.len() {
             for n in self.machine.rungs(i) {
                 counts[i] = n;
                 let Some(candidate) = self.machine.candidate(&counts) else { continue };
                 self.once(&candidate, Stage::Walk)?;
-                match self.speed(&candidate) {
-                    Some(s) if s > best => (best, failures) = (s, 0),
-                    // Nothing could be judged so far: no sign that more cores bring nothing.
-                    None if best == f64::NEG_INFINITY => {}
-                    _ => failures += 1,
-                }
-                if failures == 2 {
+                let speed = self.speed(&candidate);
+                // As long as nothing could be judged, there is no sign that more cores bring nothing.
+                if best.is_some() && speed <= best {
                     return Ok(());
                 }
-            }
-        }
-        Ok(())
-    }
-
-    /// Each cluster's cores without the others.
-    fn alone(&mut self) -> Result<(), Halt> {
-        for (i, cluster) in self.machine.clusters.iter().enumerate() {
-            let mut counts = vec![0; self.machine.clusters.len()];
-            counts[i] = u32::try_from(cluster.cpus.len()).unwrap_or(u32::MAX);
-            if let Some(candidate) = self.machine.candidate(&counts) {
-                self.once(&candidate, Stage::Alone)?;
+                best = speed;
             }
         }
         Ok(())
@@ -273,17 +252,20 @@ impl Run<'_> {
         .collect()
     }
 
-    /// The untried set that promises most: to be the fastest, or to be better than the chosen.
+    /// The untried set that promises most: to be better than the chosen, or so fast that the chosen is too slow.
     fn promising(&self, view: &View, space: &[Candidate]) -> Option<(Candidate, f64)> {
         let judged = self.judged(view);
-        let fastest = fastest(&judged)?;
+        let mut fresh = space.iter().filter(|c| !self.known.contains_key(*c));
+        let Some(fastest) = fastest(&judged) else {
+            // Nothing could be judged so far.
+            return Some((fresh.next()?.clone(), f64::INFINITY));
+        };
         let judge = Judge::new(self.options, view.basis);
         let best = judge.choose(&judged, &fastest)?;
-        let fresh = space.iter().filter(|c| !self.known.contains_key(*c));
         let promises = fresh.map(|c| {
             let e = view.foretold(self.machine, c);
-            let faster = improvement(e.speed.mean - fastest.estimate.speed.mean, e.speed.sd());
-            let better = judge.promise(&e, &best.estimate, &fastest.estimate, false);
+            let faster = judge.above(&best.estimate, &e).map_or(0.0, |(over, se)| improvement(-over, se));
+            let better = judge.promise(&e, &best.estimate, &fastest.estimate);
             (c.clone(), faster.max(better))
         });
         promises.max_by(|a, b| a.1.total_cmp(&b.1))
@@ -294,7 +276,7 @@ impl Run<'_> {
         while self.left() > reserve {
             let view = self.view();
             let Some((candidate, promise)) = self.promising(&view, &space) else { break };
-            if promise < WORTH_NEW {
+            if promise < WORTH {
                 break;
             }
             self.once(&candidate, Stage::Tree)?;
@@ -323,38 +305,23 @@ impl Run<'_> {
         let Some(fastest) = fastest(&judged) else { return Vec::new() };
         let judge = Judge::new(self.options, view.basis);
         let Some(best) = judge.choose(&judged, &fastest) else { return Vec::new() };
-        let promise = |j: &Judged| judge.promise(&j.estimate, &best.estimate, &fastest.estimate, true);
-        let mut rivals: Vec<(usize, f64)> = judged
-            .iter()
-            .filter(|j| j.at != best.at && self.tried[j.at].refused.is_none())
-            .map(|j| (j.at, promise(j)))
-            .filter(|(_, p)| *p >= WORTH)
-            .collect();
-        common::order::by(&mut rivals, |a, b| b.1.total_cmp(&a.1));
-        rivals.truncate(RIVALS);
-        let unsure = |e: &Estimate| {
-            judge
-                .above(e, &fastest.estimate)
-                .is_some_and(|(over, se)| over.abs() < 2.0 * self.options.margin * se)
-        };
-        let mut runners: Vec<usize> = rivals.iter().map(|r| r.0).collect();
-        let close = judged.iter().any(|j| runners.contains(&j.at) && unsure(&j.estimate));
+        let promise = |j: &Judged| judge.promise(&j.estimate, &best.estimate, &fastest.estimate);
+        let others = judged.iter().filter(|j| j.at != best.at && self.tried[j.at].refused.is_none());
+        let rival = others.max_by(|a, b| promise(a).total_cmp(&promise(b))).filter(|j| promise(j) >= WORTH);
+        let above = |j: &Judged| judge.above(&j.estimate, &fastest.estimate);
         let unclear = |j: &Judged| {
             let (own, than) = (judge.objective(&j.estimate), judge.objective(&best.estimate));
-            own.zip(than)
-                .is_some_and(|(a, b)| (a.mean - b.mean).abs() < CLEAR * (a.variance + b.variance).sqrt())
+            own.zip(than).map(|(a, b)| a.over(&b)).is_some_and(|(gap, se)| gap.abs() < CLEAR * se)
         };
-        if judged.iter().any(|j| runners.contains(&j.at) && unclear(j)) {
-            runners.insert(0, best.at);
-        }
-        // What was chosen as soon as it seemed fast enough is looked at again: stopping at a lucky sample would not be fair.
-        let confirm = |(over, se): (f64, f64)| over < (self.options.margin + CONFIRM) * se;
-        let close = if runners.is_empty() && best.at != fastest.at {
-            let doubtful = judge.above(&best.estimate, &fastest.estimate).is_some_and(confirm);
-            runners.extend(doubtful.then_some(best.at));
-            doubtful
-        } else {
-            close
+        let (mut runners, close) = match rival {
+            Some(j) => {
+                let with = Some(best.at).filter(|_| unclear(j));
+                let close = above(j).is_some_and(|(over, se)| over.abs() < SURE * se);
+                (with.into_iter().chain([j.at]).collect(), close)
+            }
+            // What was chosen although it seems too slow is looked at again.
+            None if above(&best).is_some_and(|(over, _)| over < 0.0) => (vec![best.at], true),
+            None => (Vec::new(), false),
         };
         if close && !runners.contains(&fastest.at) {
             runners.push(fastest.at);
@@ -380,8 +347,9 @@ impl Run<'_> {
             t.alpha = matches!(view.basis, Basis::Meter | Basis::Heuristic).then_some(j.estimate.alpha);
         }
         let fastest = fastest(&judged);
-        let chosen = fastest.and_then(|f| judge.choose(&judged, &f));
-        let rival = chosen.zip(fastest).and_then(|(c, f)| self.rival(&judge, &judged, &c, &f));
+        let chosen = fastest.as_ref().and_then(|f| judge.choose(&judged, f));
+        let rival =
+            chosen.as_ref().zip(fastest.as_ref()).and_then(|(c, f)| self.rival(&judge, &judged, c, f));
         let ended = match self.stopped.take() {
             Some(why) => Ended::Stopped(why),
             None if chosen.is_none() => Ended::Nothing,
@@ -389,10 +357,11 @@ impl Run<'_> {
             None => Ended::Budget,
         };
         Outcome {
-            pareto: pareto(&self.tried, fastest.map(|f| f.at)),
+            pareto: pareto(&self.tried, fastest.as_ref().map(|f| f.at)),
             complete: !matches!(ended, Ended::Stopped(_)),
             speed_share: chosen
-                .zip(fastest)
+                .as_ref()
+                .zip(fastest.as_ref())
                 .map(|(c, f)| (c.estimate.speed.mean - f.estimate.speed.mean).exp()),
             basis: view.basis,
             fastest: fastest.map(|f| f.at),
@@ -407,19 +376,16 @@ impl Run<'_> {
     fn rival(&self, judge: &Judge, judged: &[Judged], chosen: &Judged, fastest: &Judged) -> Option<Rival> {
         let own = judge.objective(&chosen.estimate)?;
         let others = judged.iter().filter(|j| j.at != chosen.at);
-        let promise = |j: &Judged| judge.promise(&j.estimate, &chosen.estimate, &fastest.estimate, true);
+        let promise = |j: &Judged| judge.promise(&j.estimate, &chosen.estimate, &fastest.estimate);
         let other = others.max_by(|a, b| promise(a).total_cmp(&promise(b)))?;
         let its = judge.objective(&other.estimate)?;
-        Some(Rival {
-            candidate: self.tried[other.at].candidate.clone(),
-            behind: (its.mean - own.mean).exp() - 1.0,
-            scatter: (its.variance + own.variance).sqrt(),
-        })
+        let (behind, scatter) = its.over(&own);
+        Some(Rival { candidate: self.tried[other.at].candidate.clone(), behind: behind.exp() - 1.0, scatter })
     }
 }
 
 fn fastest(judged: &[Judged]) -> Option<Judged> {
-    judged.iter().copied().max_by(|a, b| a.estimate.speed.mean.total_cmp(&b.estimate.speed.mean))
+    judged.iter().cloned().max_by(|a, b| a.estimate.speed.mean.total_cmp(&b.estimate.speed.mean))
 }
 
 /// Those that no other beats in both speed and joules, fastest first.

@@ -71,43 +71,87 @@ fn the_phones_of_the_paper() {
     }
 }
 
+/// The published noise of one run: 2 % of speed, 5 % of energy.
+fn noisy<'a>(board: &'a Board, machine: &'a Machine, sharing: Sharing, speed: f64, seed: u64) -> Meter<'a> {
+    Meter { speed_noise: speed, energy_noise: 0.05, random: Random(seed), ..exact(board, machine, sharing) }
+}
+
 #[test]
-fn random_boards_with_the_noise_of_token_times() {
-    let (mut within, mut slow) = (0, 0);
-    for seed in 0..60 {
-        let sharing = if seed % 2 == 0 { Sharing::Evenly } else { Sharing::Stealing };
-        let board = Board::random(90_000 + seed, 0.0);
-        let machine = board.machine();
-        let best = Best::of(&board, &machine, sharing, 0.08);
-        let mut meter = exact(&board, &machine, sharing);
-        (meter.speed_noise, meter.energy_noise, meter.random) = (0.005, 0.05, Random(seed));
-        let found = search(&machine, &energy(), &mut meter);
-        assert!(found.tests.len() <= 22);
-        let (speed, joules) = board.truth(&machine.counts(chosen(&found)), sharing);
-        within += u32::from(joules <= 1.03 * best.joules);
-        slow += u32::from(speed < 0.92 * best.fastest * 0.99);
+fn the_phones_of_the_paper_with_the_published_noise() {
+    for phone in phones::all() {
+        let machine = phone.board.machine();
+        let found = (0..100).filter(|seed| {
+            let mut meter = noisy(&phone.board, &machine, phone.sharing, 0.02, *seed);
+            machine.counts(chosen(&search(&machine, &energy(), &mut meter))) == phone.published
+        });
+        let found = found.count();
+        assert!(found >= 95, "{}: {found} of 100", phone.board.name);
     }
-    assert!(within >= 49, "{within} of 60 within 3 %");
-    assert_eq!(slow, 0);
+}
+
+#[test]
+fn random_boards_with_noise() {
+    for (noise, least, by) in [(0.005, 54, 0.01), (0.02, 46, 0.04)] {
+        let (mut within, mut slow) = (0, 0.0f64);
+        for seed in 0..60 {
+            let sharing = if seed % 2 == 0 { Sharing::Evenly } else { Sharing::Stealing };
+            let board = Board::random(90_000 + seed, 0.0);
+            let machine = board.machine();
+            let best = Best::of(&board, &machine, sharing, 0.08);
+            let found = search(&machine, &energy(), &mut noisy(&board, &machine, sharing, noise, seed));
+            assert!(found.tests.len() <= 22);
+            let (speed, joules) = board.truth(&machine.counts(chosen(&found)), sharing);
+            let short = 1.0 - speed / (0.92 * best.fastest);
+            within += u32::from(short < 1e-9 && joules <= 1.03 * best.joules);
+            slow = slow.max(short);
+        }
+        assert!(within >= least, "{within} of 60 within 3 % where speed has a noise of {noise}");
+        assert!(slow <= by, "too slow by {slow}");
+    }
+}
+
+/// What AECS as published asks for on a phone, stage 1 apart from stage 2.
+fn published_on(phone: &phones::Phone) -> (Vec<Vec<u32>>, Vec<Vec<u32>>) {
+    let machine = phone.board.machine();
+    let mut meter = exact(&phone.board, &machine, phone.sharing);
+    let mut asked = by(|c| meter.measure(c, Stage::Tree));
+    let answer = published::aecs(&machine, 0.08, &mut asked);
+    let chosen = answer.chosen.expect("a choice");
+    assert_eq!(machine.counts(&chosen), phone.published, "{}: the set of Table 7", phone.board.name);
+    assert_eq!(answer.tests as usize, asked.1.len());
+    let (walk, tree): (Vec<_>, Vec<_>) = asked.1.into_iter().partition(|(_, why)| *why == Stage::Walk);
+    let counts = |all: Vec<(Candidate, Stage)>| all.iter().map(|(c, _)| machine.counts(c)).collect();
+    (counts(walk), counts(tree))
 }
 
 #[test]
 fn the_published_search_is_the_papers() {
-    // One prime core, two big, two small. Speed rises to the first big core and no further.
-    let m = machine(&[(1, 1024), (2, 800), (2, 200)]);
-    let mut asked = by(|c| sample([1.0, 10.0, 15.0, 15.0][c.cpus.len().min(3)], c.cpus.len() as f64));
-    let answer = published::aecs(&m, 0.08, 0.0, &mut asked);
-    let order: Vec<Vec<u32>> = asked.1.iter().map(|(c, _)| m.counts(c)).collect();
-    assert_eq!(
-        order[..3],
-        [vec![1, 0, 0], vec![1, 1, 0], vec![1, 2, 0]],
-        "the walk ends at the first failure"
-    );
-    assert!(order.contains(&vec![0, 2, 0]), "a larger core swapped for a smaller of a selected cluster");
-    assert!(order.contains(&vec![0, 1, 1]), "a cluster moved to an unselected smaller one");
-    assert!(!order.contains(&vec![1, 2, 1]), "efficiency cores are no part of the walk");
-    assert_eq!(answer.tests as usize, order.len());
-    assert_eq!(answer.chosen.expect("a choice").cpus.len(), 2);
+    let phones = phones::all();
+    let (walk, tree) = published_on(&phones[0]);
+    assert_eq!(walk, [[1, 0, 0], [1, 1, 0], [1, 2, 0], [1, 3, 0]], "Figure 5");
+    assert_eq!(tree, [[1, 2, 0], [1, 1, 0], [0, 3, 0], [1, 0, 0], [0, 2, 0]], "Figure 6");
+    // Table 11: 20 to 71 sets, of which 4 to 9 are candidates.
+    let spaces: Vec<usize> = phones.iter().map(|p| p.board.machine().space().len()).collect();
+    assert_eq!(spaces, [39, 44, 39, 71, 20]);
+    let candidates: Vec<usize> = phones.iter().map(|p| published_on(p).1.len()).collect();
+    assert!(candidates.iter().all(|n| (4..=9).contains(n)), "{candidates:?}");
+}
+
+#[test]
+fn the_published_transformations_in_their_levels() {
+    let m = machine(&[(1, 1024), (3, 800), (2, 700), (2, 200)]);
+    let tree = |root: &[u32]| published::tree(&m, root);
+    let all =
+        [[1, 1, 1, 0], [1, 1, 0, 0], [1, 0, 2, 0], [1, 0, 0, 0], [0, 2, 0, 0], [1, 0, 1, 0], [0, 1, 2, 0]];
+    assert_eq!(tree(&all[0]), all, "root; a), c), b); below a) its c) and d), below c) its d)");
+    assert!(tree(&[1, 2, 0, 0]).contains(&vec![1, 0, 2, 0]), "a cluster to one that has room for it");
+    assert!(!tree(&[0, 3, 0, 0]).iter().any(|c| c[2] == 3), "and to none that has not");
+    for root in m.space().iter().map(|c| m.counts(c)).filter(|c| c[3] == 0) {
+        let (all, cores) = (tree(&root), root.iter().sum::<u32>());
+        assert!(all.iter().all(|c| c[3] == 0), "efficiency cores are no candidates");
+        let without_two = all.iter().filter(|c| c.iter().sum::<u32>() + 2 <= cores).count();
+        assert_eq!(without_two, usize::from(cores > 2), "only b), and once: {all:?}");
+    }
     // Its h is the rule of this crate's.
     let terrain = law::Terrain::new(&m);
     for c in m.space() {
