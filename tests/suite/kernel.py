@@ -20,7 +20,7 @@ OURS = re.compile(r"\b\w*(uprobe|tracefs|ftrace|trace_(event|array|probe)|tracin
 # Documentation/admin-guide/kernel-parameters.txt, rcupdate.rcu_expedited: short grace periods. A recorder waits for one as it
 # places and removes each probe, half of a short test's time.
 EXPEDITED = Path("/sys/kernel/rcu_expedited")
-# Linux 6.18.44 and before starve whole groups of tasks for a minute while others wake each other (reweight_entity() places the
+# Linux 6.18 up to 6.18.44 starves whole groups of tasks for a minute while others wake each other (reweight_entity() places the
 # running group anew; reverted in 6.18.45): a session of processes is no group then.
 AUTOGROUP = Path("/proc/sys/kernel/sched_autogroup_enabled")
 SETTINGS = [(EXPEDITED, "1"), (AUTOGROUP, "0")]
