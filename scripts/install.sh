@@ -62,12 +62,17 @@ copy() { # file, name below the prefix
 while [ $# -gt 0 ]; do
     option=${1%%=*}
     case $1 in
-    -h | --help) sed -n '/^# Installs/,/^set/s/^# \{0,1\}//p' "$0" && exit 0 ;;
+    # Read from a pipe it has no file of its own.
+    -h | --help)
+        [ -f "$0" ] && sed -n '/^# Installs/,/^set/s/^# \{0,1\}//p' "$0" || say "usage: [--prefix DIR] [--from URL] [--key KEY]"
+        exit 0
+        ;;
     --prefix=* | --from=* | --key=*) value=${1#*=} ;;
     --prefix | --from | --key) [ $# -gt 1 ] || wrong "$1 needs a value" && value=$2 && shift ;;
     *) wrong "unexpected '$1'" ;;
     esac
     shift
+    [ -n "$value" ] || wrong "$option needs a value"
     case $option in --prefix) prefix=$value ;; --from) from=$value ;; --key) key=$value ;; esac
 done
 

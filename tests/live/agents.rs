@@ -146,8 +146,11 @@ impl Server {
     }
 
     fn record(&mut self, id: u32, tokens: &str, seconds: u32) {
-        let params =
-            json!({ "name": "record", "arguments": { "command": engine(tokens), "seconds": seconds } });
+        self.record_command(id, &engine(tokens), seconds);
+    }
+
+    fn record_command(&mut self, id: u32, command: &[String], seconds: u32) {
+        let params = json!({ "name": "record", "arguments": { "command": command, "seconds": seconds } });
         self.send(&json!({ "jsonrpc": "2.0", "id": id, "method": "tools/call", "params": params }));
     }
 
@@ -211,6 +214,25 @@ fn a_recording_ends_with_its_time_and_its_cancellation() {
     end(&pids);
     server.send(&json!({ "jsonrpc": "2.0", "id": 4, "method": "ping" }));
     assert_eq!(server.next()["id"], 4, "what is cancelled is not answered");
+}
+
+/// A recorder that waits for its command to end is not told a second time: it would leave the command behind.
+#[test]
+fn a_cancelled_call_ends_its_command_though_the_server_ends_too() {
+    let _turn = live!(from inside);
+    let mut server = Server::start();
+    let stubborn = format!("trap '' TERM; {}; true", engine(ENDLESS).join(" "));
+    server.record_command(1, &["sh".into(), "-c".into(), stubborn], 300);
+    let pids = server.at_work();
+    server.send(
+        &json!({ "jsonrpc": "2.0", "method": "notifications/cancelled", "params": { "requestId": 1 } }),
+    );
+    let file = server.recording();
+    let complete = || pfi::Trace::open(&file).is_ok_and(|trace| trace.has_footer());
+    wait_for_change("the recording ends", server.dir.path(), Some(server.child.id()), complete, String::new);
+    drop(server.input.take());
+    assert!(wait(&mut server.child).success());
+    end(&pids);
 }
 
 #[test]

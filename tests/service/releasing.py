@@ -201,6 +201,9 @@ class Installer(Served):
         self.assertIn("usage: install.sh", self.install("--help"))
         self.assertIn("unexpected '--what'", self.install("--what", code=2))
         self.assertIn("--key needs a value", self.install("--key", code=2))
+        self.assertIn("--key needs a value", self.install("--key=", code=2))
+        piped = subprocess.run(["sh", "-s", "--", "--help"], input=INSTALLER.read_text(), capture_output=True, text=True)
+        self.assertEqual((piped.returncode, piped.stdout[:18]), (0, "install.sh: usage:"), piped.stderr)
         self.assertIn("--from URL", self.install(code=1, PROFINFER_URL=""))
 
 

@@ -320,7 +320,7 @@ fn ended(outcome: &Outcome) -> String {
         Ended::Stopped(why) => format!("{why}, after {choices} choices in {tests} runs"),
         Ended::Nothing => "no choice could be measured".to_owned(),
         Ended::Settled => format!("{choices} choices in {tests} runs"),
-        Ended::Budget => format!("{choices} choices in {tests} runs, which is the most that is tried"),
+        Ended::Budget => format!("{choices} choices in {tests} runs; the next best is still close"),
     }
 }
 

@@ -80,12 +80,12 @@ const SEARCH: FlagGroup = FlagGroup {
         )
         .default("flash-attention,load-mode,ubatch"),
         Flag::switch("exhaustive", "Try every set of CPUs instead of searching"),
-        Flag::value("rounds", "N", "Run the best choices this many times more, in turn").default("3"),
+        Flag::value("rounds", "N", "Run the best choices at most this many times more, in turn").default("12"),
         Flag::value(
             "alpha",
             "SHARE",
-            "Weight of the capacity heuristic in the objective, against measured energy [default: 50% with a meter, \
-             100% without]",
+            "Weight of the capacity heuristic in the objective, against measured energy [default: by how well \
+             each is known]",
         )
         .hidden(),
     ],

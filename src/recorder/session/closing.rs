@@ -46,6 +46,21 @@ impl Session {
         self.closed && denied
     }
 
+    /// What was done for a process; None: it cannot be recorded, and others, of a service, still are.
+    pub(super) fn or_refuse<T>(
+        &mut self,
+        pid: u32,
+        done: Result<T, RecordError>,
+        watch: &mut dyn SessionObserver,
+    ) -> Result<Option<T>, RecordError> {
+        match done {
+            Err(e) if self.managed && !matches!(e, RecordError::Write(_)) => {
+                self.refuse(pid, e, watch).map(|()| None)
+            }
+            done => done.map(Some),
+        }
+    }
+
     /// Drops a process that cannot be recorded; its complete run, if another recorder can record it. Others are
     /// still recorded.
     pub(super) fn refuse(

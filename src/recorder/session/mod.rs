@@ -306,9 +306,10 @@ pub fn record(
     };
     let status = child.as_mut().and_then(|c| c.try_wait().ok().flatten()).map(target::shell_code);
     let recorded = s.finish(end, status, watch);
-    if let Some(mut command) = child
-        && (recorded.is_err() || matches!(command.try_wait(), Ok(None)))
+    if let Some(command) = child
+        && (recorded.is_err() || status.is_none())
     {
+        // It goes on, or has ended meanwhile, and its status is known to nobody yet.
         watch.left(command);
     }
     recorded
@@ -344,7 +345,7 @@ impl Session {
         };
         for engine in engines {
             let known = self.engines.iter().position(|a| a.same_base(&engine));
-            if self.managed && self.has_no_room_for(&engine, known) {
+            if self.managed && self.launched.is_none() && self.has_no_room_for(&engine, known) {
                 return Err(RecordError::Beyond);
             }
             let place = match known {
@@ -572,13 +573,8 @@ impl Session {
             if !self.pids.contains_key(&pid) {
                 continue;
             }
-            match self.scan_one(pid, watch) {
-                // Other processes are still recorded.
-                Err(e) if self.managed && !matches!(e, RecordError::Write(_)) => {
-                    self.refuse(pid, e, watch)?
-                }
-                scanned => scanned?,
-            }
+            let scanned = self.scan_one(pid, watch);
+            self.or_refuse(pid, scanned, watch)?;
         }
         Ok(())
     }

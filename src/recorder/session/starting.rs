@@ -109,7 +109,7 @@ impl Session {
             let looked = self.look_at(Halt { exec: 0, ..halt }, watch);
             self.source.go_on(halt);
             self.halted.remove(&halt.pid);
-            looked?;
+            self.or_refuse(halt.pid, looked, watch)?;
             self.hear(watch)?;
         }
         loop {
@@ -126,7 +126,7 @@ impl Session {
             if let Some(halts) = &self.halts {
                 halts.go_on(halt, done);
             }
-            looked?;
+            self.or_refuse(halt.pid, looked, watch)?;
         }
         // A process that computes is known; what it maps later is part of what was found.
         if let Some(halts) = &self.halts {

@@ -335,6 +335,10 @@ impl Supervisor {
 
     /// Gives the waiting runs to recorders of their rules, starting recorders where there are none.
     pub fn assign(&mut self, settings: &ServiceSettings) {
+        // No other recorder can take over a command: it would start it again.
+        if self.command.is_some() {
+            return;
+        }
         if std::mem::take(&mut self.freed) {
             self.admit_waiting(settings);
         }

@@ -8,6 +8,7 @@ use anyhow::{Context, Result, bail};
 use serde::Serialize;
 
 use super::Schema;
+use agent::capture::inside::is_recorded_inside;
 use inspector::finder::{Finder, RunningEngines};
 use machine::target::describe;
 use render::json;
@@ -83,11 +84,13 @@ pub fn list(as_json: bool) -> Result<ExitCode> {
 /// No engine runs.
 pub fn pids() -> Result<Vec<u32>> {
     let RunningEngines { found, missing } = running()?;
-    // A recording follows the children of a process by itself.
-    let has = |pid| found.iter().any(|f| f.pid == pid);
-    let pids: Vec<u32> = found.iter().filter(|f| !f.parent.is_some_and(has)).map(|f| f.pid).collect();
+    // The kernel's probes would harm those that are recorded from inside. A recording follows only the children that are born
+    // during it: others are named, too.
+    let (inside, pids): (Vec<u32>, Vec<u32>) =
+        found.iter().map(|f| f.pid).partition(|&pid| is_recorded_inside(pid));
     if pids.is_empty() {
-        let missing: String = missing.iter().map(|why| format!("; {why}")).collect();
+        let beside = inside.iter().map(|pid| format!("; process {pid} is recorded from inside already"));
+        let missing: String = missing.iter().map(|why| format!("; {why}")).chain(beside).collect();
         bail!("no engine runs here{missing}: start one, or give a command after '--'");
     }
     Ok(pids)

@@ -102,6 +102,17 @@ struct Running {
     cancelled: bool,
 }
 
+impl Running {
+    /// Ends it, unless it has been told to end already: a second signal would have a recorder leave its command behind.
+    fn cancel(&mut self) {
+        self.cancelled = true;
+        if !self.told {
+            (self.told, self.until) = (true, Instant::now() + GRACE);
+            self.call.signal(Signal::TERM);
+        }
+    }
+}
+
 struct Server {
     allowed: Allowed,
     directory: PathBuf,
@@ -277,8 +288,7 @@ impl Server {
 
     fn cancel(&mut self, id: Option<&Value>) {
         for r in self.running.iter_mut().filter(|r| Some(&r.id) == id) {
-            (r.cancelled, r.told, r.until) = (true, true, Instant::now() + GRACE);
-            r.call.signal(Signal::TERM);
+            r.cancel();
         }
     }
 
@@ -293,12 +303,10 @@ impl Server {
 
     /// Ends all calls, and waits for them.
     fn end(&mut self, events: &Receiver<Event>) {
-        let until = Instant::now() + GRACE;
-        for r in &mut self.running {
-            (r.cancelled, r.told, r.until) = (true, true, until);
-            r.call.signal(Signal::TERM);
-        }
-        while !self.running.is_empty() {
+        self.running.iter_mut().for_each(Running::cancel);
+        // They are killed after the first of these; what a killed one has started may keep its output open.
+        let until = Instant::now() + 2 * GRACE;
+        while !self.running.is_empty() && Instant::now() < until {
             if let Ok(Event::Ended(number, _)) = events.recv_timeout(LOOK) {
                 self.running.retain_mut(|r| {
                     let stays = r.number != number;

@@ -28,6 +28,10 @@ extern "C" fn note(signal: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc
 
 /// Ends the command: SIGTERM, then SIGKILL if that is not enough. None: its exit status is unknown.
 pub fn end(mut command: Child) -> Option<ExitStatus> {
+    // The number of one that was waited for may be another process's.
+    if let Ok(Some(status)) = command.try_wait() {
+        return Some(status);
+    }
     send(&command, Signal::TERM);
     let begin = Instant::now();
     loop {

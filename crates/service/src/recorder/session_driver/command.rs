@@ -16,6 +16,8 @@ pub(super) struct Beginning {
     pub file: bool,
     /// Its run, which the service does not know yet.
     told: Option<Run>,
+    /// Its exit code, which the service does not know yet.
+    exit: Option<i32>,
 }
 
 impl SessionDriver {
@@ -50,7 +52,7 @@ impl SessionDriver {
 
     /// The recording of the command has ended.
     pub fn recorded(&mut self, done: &Summary) {
-        if !done.worked {
+        if !done.worked && self.failure.is_none() {
             let why = done.missing.as_deref().unwrap_or("its engine computed nothing");
             self.say_message(&format!("nothing was recorded: {why}"));
         }
@@ -65,11 +67,15 @@ impl SessionDriver {
     }
 
     fn tell_exit(&mut self, code: i32) {
-        self.say(&WorkerEvent::Exited(code));
+        let told = self.say(&WorkerEvent::Exited(code));
+        self.beginning.exit = Some(code).filter(|_| !told);
     }
 
     /// No other recorder goes on with the command.
     pub(super) fn end_command(&mut self, failure: Option<&Failure>) {
+        if let Some(code) = self.beginning.exit.take() {
+            self.tell_exit(code);
+        }
         if self.settings.command.is_some() {
             let why = failure
                 .map_or("the process has ended".to_owned(), |why| format!("its recording ended: {why}"));
