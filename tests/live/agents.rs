@@ -221,7 +221,7 @@ fn a_recording_ends_with_its_time_and_its_cancellation() {
 fn a_cancelled_call_ends_its_command_though_the_server_ends_too() {
     let _turn = live!(from inside);
     let mut server = Server::start();
-    let stubborn = format!("trap '' TERM; {}; true", engine(ENDLESS).join(" "));
+    let stubborn = format!("trap '' TERM; exec {}", engine(ENDLESS).join(" "));
     server.record_command(1, &["sh".into(), "-c".into(), stubborn], 300);
     let pids = server.at_work();
     server.send(
