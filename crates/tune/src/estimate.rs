@@ -1,8 +1,10 @@
 //! From samples to figures: repeats combined, their scatter, and the fitted laws beside them.
 
 use crate::law::{Kind, Law, Point, Terrain};
-use crate::machine::Machine;
+use crate::ln::Ln;
+use crate::machine::{Candidate, Machine};
 use crate::outcome::{Basis, Tried};
+use crate::sample::Sample;
 use common::order::median;
 
 /// Scatter of speed that is assumed where no sample tells its own, and the least believed.
@@ -10,49 +12,6 @@ const SPEED_SCATTER: f64 = 0.02;
 const LEAST_SCATTER: f64 = 0.003;
 /// Weight of an assumed scatter, in repeats.
 const ASSUMED: f64 = 4.0;
-
-/// A logarithm that is known about.
-#[derive(Clone, Debug, Default)]
-pub struct Ln {
-    pub mean: f64,
-    /// Variance of what is uncertain of it alone.
-    pub own: f64,
-    /// What is uncertain of it together with others, in independent steps of one standard deviation.
-    pub shared: Vec<f64>,
-}
-
-impl Ln {
-    pub fn sd(&self) -> f64 {
-        self.sum(1.0, &Self::default(), 0.0).1
-    }
-
-    /// How much larger it is than another, and the standard deviation of that.
-    pub fn over(&self, other: &Self) -> (f64, f64) {
-        self.sum(1.0, other, -1.0)
-    }
-
-    fn sum(&self, a: f64, other: &Self, b: f64) -> (f64, f64) {
-        let both = self.plus(a, other, b);
-        (both.mean, (both.own + both.shared.iter().map(|x| x * x).sum::<f64>()).sqrt())
-    }
-
-    /// `a` times this and `b` times the other.
-    pub fn plus(&self, a: f64, other: &Self, b: f64) -> Self {
-        let at = |all: &[f64], i: usize| all.get(i).copied().unwrap_or(0.0);
-        let steps = 0..self.shared.len().max(other.shared.len());
-        Self {
-            mean: a * self.mean + b * other.mean,
-            own: a * a * self.own + b * b * other.own,
-            shared: steps.map(|i| a * at(&self.shared, i) + b * at(&other.shared, i)).collect(),
-        }
-    }
-
-    /// With what was measured of it, weighted by what is uncertain of it alone; and the share of the measured.
-    fn told(&self, measured: &Self) -> (Self, f64) {
-        let share = self.own / (self.own + measured.own);
-        (self.plus(1.0 - share, measured, share), share)
-    }
-}
 
 /// Speed and energy of a candidate, measured or foretold.
 #[derive(Clone, Debug)]
@@ -76,7 +35,7 @@ pub struct View {
     smooth: bool,
 }
 
-fn logs(tried: &Tried, of: impl Fn(&crate::Sample) -> Option<f64>) -> Vec<f64> {
+fn logs(tried: &Tried, of: impl Fn(&Sample) -> Option<f64>) -> Vec<f64> {
     tried.samples.iter().filter_map(of).map(f64::ln).collect()
 }
 
@@ -192,7 +151,7 @@ impl View {
     }
 
     /// A candidate without a sample, as the fitted laws predict it.
-    pub fn foretold(&self, machine: &Machine, candidate: &crate::Candidate) -> Estimate {
+    pub fn foretold(&self, machine: &Machine, candidate: &Candidate) -> Estimate {
         let at = self.terrain.point(machine, candidate);
         let speed = self.speed_law.predict(&self.terrain, &at);
         let energy = self.heuristic(&at, &speed);

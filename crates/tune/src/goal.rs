@@ -1,8 +1,9 @@
 //! What a goal prefers, and which candidate it chooses.
 
-use crate::estimate::{Estimate, Ln};
+use crate::estimate::Estimate;
+use crate::ln::Ln;
+use crate::options::{Goal, Options};
 use crate::outcome::Basis;
-use crate::search::{Goal, Options};
 
 /// A difference of as many standard errors is scatter.
 const TIE: f64 = 2.0;

@@ -8,8 +8,8 @@
 //! largest core. With a meter all of them, and the exponent of s, are fitted to the samples, the rule as the prior; so h is
 //! in watts. Without a meter h is the rule, in multiples of the largest core.
 
-use crate::estimate::Ln;
 use crate::fit::{Fit, Prior, Seen, fit};
+use crate::ln::Ln;
 use crate::machine::{Candidate, Machine};
 
 /// b of the rule.

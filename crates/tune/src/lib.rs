@@ -22,7 +22,9 @@ mod estimate;
 mod fit;
 mod goal;
 mod law;
+mod ln;
 mod machine;
+mod options;
 mod outcome;
 mod sample;
 mod search;
@@ -30,6 +32,7 @@ mod search;
 mod tests;
 
 pub use machine::{Candidate, Cluster, Machine};
+pub use options::{Goal, Options};
 pub use outcome::{Basis, Ended, Figure, Outcome, Rival, Test, Tried};
 pub use sample::{Measure, Refused, Sample, Stage};
-pub use search::{Goal, Options, search};
+pub use search::search;
