@@ -64,10 +64,7 @@ impl Judge {
     pub fn choose(&self, judged: &[Judged], fastest: &Judged) -> Option<Judged> {
         let able = judged.iter().filter(|j| self.able(&j.estimate, &fastest.estimate));
         let able: Vec<(&Judged, Ln)> = able.filter_map(|j| Some((j, self.objective(&j.estimate)?))).collect();
-        // The meter may have answered for none of them.
-        let Some(best) = able.iter().min_by(|a, b| a.1.mean.total_cmp(&b.1.mean)) else {
-            return Some(fastest.clone());
-        };
+        let best = able.iter().min_by(|a, b| a.1.mean.total_cmp(&b.1.mean))?;
         if self.goal != Goal::Speed {
             return Some(best.0.clone());
         }
