@@ -64,7 +64,7 @@ while [ $# -gt 0 ]; do
     case $1 in
     # Read from a pipe it has no file of its own.
     -h | --help)
-        [ -f "$0" ] && sed -n '/^# Installs/,/^set/s/^# \{0,1\}//p' "$0" || say "usage: [--prefix DIR] [--from URL] [--key KEY]"
+        if [ -f "$0" ]; then sed -n '/^# Installs/,/^set/s/^# \{0,1\}//p' "$0"; else say "usage: [--prefix DIR] [--from URL] [--key KEY]"; fi
         exit 0
         ;;
     --prefix=* | --from=* | --key=*) value=${1#*=} ;;
