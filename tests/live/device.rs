@@ -47,12 +47,14 @@ fn run_with(lib: &Path, icd: &Path, args: &[&str], layers: &str, more: &[&str]) 
     let (driver, lib, model) = (driver(), lib.display().to_string(), model.display().to_string());
     let driver = driver.to_str().expect("a path");
     let work = ["--engine", &lib, "--model", &model, "-p", "16", "-t", "1", "--gpu-layers", layers, "--json"];
-    // The first run of an engine compiles its shaders, and Mesa caches them.
-    if WARM.lock().expect("no panic").insert(lib.clone()) {
+    // The first run of an engine compiles its shaders, for minutes, and Mesa caches them: other tests wait for it.
+    let mut warmed = WARM.lock().expect("no panic");
+    if warmed.insert(lib.clone()) {
         let mut warm = Command::new(driver);
         command(warm.args(work).args(["-n", "1"]));
         assert!(warm.output().expect("the driver runs").status.success());
     }
+    drop(warmed);
     let mut env = vec!["env".to_owned(), "GGML_VK_VISIBLE_DEVICES=0".to_owned()];
     env.extend(vars.map(|(name, file)| format!("{name}={}", file.display())));
     let env: Vec<&str> = env.iter().map(String::as_str).collect();

@@ -5,6 +5,7 @@ use crate::common;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Mutex;
 
 use analysis::recorded::idents::Idents;
 use analysis::recorded::load::Loaded;
@@ -15,6 +16,9 @@ use common::{driver, engine, live, model, skip};
 use serde_json::Value;
 
 const DECODES: usize = 8;
+
+/// Held while kernels are compiled.
+static COMPILES: Mutex<()> = Mutex::new(());
 
 /// The folder "profiled" has the same with its own profile.
 const ENGINE: &str = "opencl-v0.5.0";
@@ -47,8 +51,10 @@ fn command(engine: &Path, libraries: &Path, here: &Path, args: &[&str]) -> Vec<S
 
 fn run(args: &[&str], command: &[String]) -> Run {
     let command: Vec<&str> = command.iter().map(String::as_str).collect();
-    // The first run compiles the kernels, and the engine keeps them.
+    // The first run compiles the kernels, for minutes, and they are kept: others wait for it.
+    let compiles = COMPILES.lock().expect("no panic");
     assert!(Command::new(command[0]).args(&command[1..]).output().expect("it runs").status.success());
+    drop(compiles);
     record(&[args, &["--"], &command].concat())
 }
 
