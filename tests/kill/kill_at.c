@@ -68,7 +68,7 @@ static pid_t chosen; /* the thread stopped at the requested call until the call 
 static enum phase at_phase;
 static double killed;
 static char held[65536];
-static bool sent;    /* the requested signal was sent */
+static double sent;  /* when the requested signal was sent; 0: it was not */
 static bool in_main; /* always true in a forked child */
 
 static void fail(const char *what) {
@@ -350,7 +350,7 @@ static bool take(pid_t tid, int status, int *ended) {
 /* Actions due by time; returns true if the program was killed for taking too long. */
 static bool clocked(double begin) {
     if (asked.signal && !sent && first_probe && now() > first_probe + asked.after) {
-        sent = true;
+        sent = now();
         kill(program, asked.signal);
     }
     if (now() < begin + asked.limit) return false;
@@ -372,7 +372,7 @@ static void tell(int ended, bool slow) {
         fprintf(f, ",\"at\":{\"call\":%llu,\"first\":%llu,\"second\":%llu,\"phase\":\"%s\"}",
                 (unsigned long long)at.entry.nr, (unsigned long long)at.entry.args[0],
                 (unsigned long long)at.entry.args[1], PHASE_NAMES[at_phase]);
-    fprintf(f, ",\"sent\":%s,\"held\":[%s],\"threads\":[", sent ? "true" : "false", held);
+    fprintf(f, ",\"sent\":%.6f,\"held\":[%s],\"threads\":[", sent, held);
     for (int i = 0; i < n_threads; i++) fprintf(f, "%s%d", i ? "," : "", threads[i]);
     fprintf(f, "]}\n");
     if (fclose(f)) fail("the state");

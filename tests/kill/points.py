@@ -34,7 +34,8 @@ def verdict(bench, way, spec, state, files, figures):
     if spec and state["end"] != "killed":
         # This run made fewer calls than the reference.
         figures["beyond"] = True
-    killed, until = state["killed"], state["detaching"] or state["killed"]
+    # A recording ends with the signal, and its probes are removed after that.
+    killed, until = state["killed"], min(t for t in (state["sent"], state["detaching"], state["killed"]) if t)
     recording = state.get("at", {}).get("phase") in ("record", "detach", "close")
     looked_at = recording and trials.WAYS[way][2] is not None and way != "budget" and state["last_probe"]
     if not looked_at or until - state["last_probe"] < SETTLED:

@@ -2,7 +2,6 @@
 #include "stops.h"
 
 #include <fcntl.h>
-#include <linux/perf_event.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
@@ -134,8 +133,6 @@ enum phase phase_of(pid_t pid, uint64_t nr, const uint64_t *args, enum phase now
     if (nr == SYS_bpf && (args[0] == MAP_CREATE || args[0] == PROG_LOAD || args[0] == BTF_LOAD)) return LOAD;
     if (waits(nr) && (now == ATTACH || now == DETACH)) return RECORD;
     if (nr == SYS_close && (is(pid, args[0], "bpf_link") || is(pid, args[0], "perf_event"))) return DETACH;
-    /* Events of all probes are turned off, side by side, before the first is closed. */
-    if (nr == SYS_ioctl && args[1] == PERF_EVENT_IOC_DISABLE && now >= RECORD) return DETACH;
     if (nr == SYS_exit_group || (now == DETACH && nr == SYS_close && is(pid, args[0], "bpf-map")))
         return CLOSE;
     return now;
