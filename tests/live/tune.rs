@@ -145,7 +145,7 @@ fn nothing_runs_on_when_it_is_killed() {
     let _turn = live!(beside others);
     let program = runner();
     let dir = tempfile::tempdir().expect("a directory");
-    // By its own name of the model the engine is told from those of other tests.
+    // The model's path tells this engine from those of other tests.
     let names = tempfile::tempdir().expect("a directory");
     let model = names.path().join("model.gguf");
     std::os::unix::fs::symlink(self::model("tiny", "q4_0"), &model).expect("a link");

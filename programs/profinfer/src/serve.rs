@@ -57,7 +57,7 @@ systemctl reload profinfer                                 reload it",
 };
 
 fn run(args: &Args) -> Result<ExitCode> {
-    // A command may be recorded where the kernel's probes are not to be had.
+    // A command can be recorded without the kernel's probes.
     match args.behind().first() {
         None => {
             tracing::answers()?;

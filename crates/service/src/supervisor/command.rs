@@ -29,7 +29,7 @@ enum Phase {
 pub enum CommandEnd {
     /// With this exit code, as a shell shows it.
     Code(i32),
-    /// Nobody was told how.
+    /// Its exit status was not seen.
     Unknown,
     /// It was not started.
     NotStarted,

@@ -19,7 +19,7 @@ pub const LARGEST: usize = 4 << 20;
 /// Messages that are kept, bytes: the last ones.
 const MESSAGES: usize = 4096;
 /// How long the end of its messages is awaited after its own end: what it leaves running may keep them open for ever.
-const LAST_WORDS: Duration = Duration::from_secs(2);
+const LAST_MESSAGES: Duration = Duration::from_secs(2);
 
 /// A running child. It is waited for by its owner, so that its pid is its own until then.
 pub struct Call {
@@ -61,7 +61,7 @@ impl Call {
             // It stays there for its owner.
             let _ = waitid(WaitId::Pid(pid), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT);
             // Either all is heard, or it is held open by another process.
-            let _ = heard.recv_timeout(LAST_WORDS);
+            let _ = heard.recv_timeout(LAST_MESSAGES);
             ended(answer);
         };
         let threads = thread::Builder::new().spawn(listen).and_then(|_| thread::Builder::new().spawn(wait));
