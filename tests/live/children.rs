@@ -97,7 +97,7 @@ fn the_run_is_the_sum_of_its_processes() {
         let (calls, _) = tree.calls();
         assert_eq!(calls.values().sum::<u64>(), 3 * 41);
         let state = service.wait_for_runs(n);
-        assert_eq!(recorded(&service), calls);
+        assert_eq!(recorded(&service), calls, "{:?}: {}", service.traces(), service.log());
         let run = &state["runs"][n as usize - 1];
         assert_eq!((&run["pid"], &run["tokens"]), (&pid.into(), &123.into()), "{run}");
         assert!(run["ttft_ns"].is_u64() && run["tpot_ns"][2].as_u64() > run["tpot_ns"][0].as_u64(), "{run}");
