@@ -250,6 +250,10 @@ fn a_killed_recorder_leaves_nothing_for_long() {
     let mut recorder = Recorder::start(&["--source", "perf", "-p", &pid]);
     let me = recorder.child.id();
     recorder.wait_for_engine();
+    // One that lives is in no one's way.
+    let other = Target::start(&program, &["-n", "1000000", "--op-ns", "50000"]);
+    let lives = Recorder::start(&["--source", "perf", "-p", &other.pid().to_string()]);
+    lives.wait_for_engine();
     wait_until("its events are there while it runs", || definitions(Some(me)) > 4);
     // If the process that removes them was killed too, the next recorder removes them.
     kill_guard(&recorder);
@@ -263,6 +267,8 @@ fn a_killed_recorder_leaves_nothing_for_long() {
         definitions(Some(me)) == 0
     });
     assert!(told, "that something was removed is said");
+    lives.signal(libc::SIGINT);
+    assert!(lives.finish().status.success());
     wait_until("nor does one that ends", || definitions(None) == 0);
 }
 

@@ -14,6 +14,8 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, PoisonError};
 
+use crate::byte_lock::ByteLock;
+
 /// Attempts at removal, and the wait between two, ns: the kernel takes some 80 ms for each probe of a dead process.
 const ATTEMPTS: u32 = 1500;
 static BETWEEN: libc::timespec = libc::timespec { tv_sec: 0, tv_nsec: 20_000_000 };
@@ -72,11 +74,11 @@ impl Drop for Shared {
 impl Guard {
     /// Makes sure that the definitions `group/eN` in the file `events`, with N below [`Guard::defined`], are removed after
     /// this process has ended, or this is dropped. They are known by number: while other recorders come and go, the
-    /// kernel's list skips lines.
+    /// kernel's list skips lines. The process holds `lock`, too, and longer.
     ///
     /// # Errors
     /// No process or descriptor is available.
-    pub fn start(events: &Path, group: &str) -> io::Result<Guard> {
+    pub fn start(events: &Path, group: &str, lock: ByteLock) -> io::Result<Guard> {
         let events = CString::new(events.as_os_str().as_bytes())?;
         let remove = [b"-:", group.as_bytes(), b"/e"].concat();
         let defined = Shared::new()?;
@@ -94,7 +96,7 @@ impl Guard {
                 }
                 0 => {
                     if fork() == 0 {
-                        watch(wait, &events, (&remove, defined.number()));
+                        watch(wait, &events, lock, (&remove, defined.number()));
                     }
                     libc::_exit(0)
                 }
@@ -225,7 +227,7 @@ pub(super) unsafe fn fork() -> libc::pid_t {
 }
 
 /// Main function of the waiting process.
-fn watch(wait: RawFd, events: &CStr, (remove, defined): (&[u8], &AtomicU32)) {
+fn watch(wait: RawFd, events: &CStr, lock: ByteLock, (remove, defined): (&[u8], &AtomicU32)) {
     // SAFETY: plain system calls on numbers and on buffers of the stated lengths.
     unsafe {
         // Signals to the recorder's group or terminal must not reach this process.
@@ -236,7 +238,7 @@ fn watch(wait: RawFd, events: &CStr, (remove, defined): (&[u8], &AtomicU32)) {
         libc::sigprocmask(libc::SIG_SETMASK, &raw const all, std::ptr::null_mut());
         close_all_but(wait);
         // As the recorder's own lock, which ends before this process: what is not removed yet is not left over.
-        libc::flock(libc::open(events.as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC), libc::LOCK_SH);
+        lock.take(libc::open(events.as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC));
         close_handed(wait);
         let mut attempts = ATTEMPTS;
         for number in 0..defined.load(Ordering::Relaxed) {
@@ -308,7 +310,8 @@ mod tests {
     #[test]
     fn descriptors_are_closed_while_the_recorder_lives() {
         let dir = tempfile::tempdir().expect("a directory");
-        let guard = Guard::start(&dir.path().join("uprobe_events"), "profinfer_7_8").expect("a process");
+        let guard = Guard::start(&dir.path().join("uprobe_events"), "profinfer_7_8", ByteLock::new(8))
+            .expect("a process");
         let (mut read, write) = io::pipe().expect("a pipe");
         let mut all: Vec<_> = (0..2 * HANDED).map(|_| write.try_clone().expect("a copy")).collect();
         all.push(write);
@@ -324,7 +327,7 @@ mod tests {
         let dir = tempfile::tempdir().expect("a directory");
         let events = dir.path().join("uprobe_events");
         std::fs::write(&events, "").expect("written");
-        let guard = Guard::start(&events, "profinfer_7_9").expect("a process");
+        let guard = Guard::start(&events, "profinfer_7_9", ByteLock::new(9)).expect("a process");
         guard.defined().store(12, Ordering::Relaxed);
         let said = || std::fs::read_to_string(&events).expect("there");
         assert_eq!(said(), "", "nothing while it lives");

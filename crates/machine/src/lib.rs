@@ -3,6 +3,7 @@
 
 pub mod affinity;
 pub mod budget;
+mod byte_lock;
 pub mod capset;
 pub mod cgroup;
 pub mod check;

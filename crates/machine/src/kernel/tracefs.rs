@@ -8,11 +8,14 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
+use crate::byte_lock::ByteLock;
 use crate::guard::Guard;
 use crate::kernel::tracepoint;
 
-/// Groups of our events: `profinfer_PID_RANDOM`, with 16 hexadecimal digits. Pids repeat, in time and in other namespaces.
+/// Groups of our events: `profinfer_PID_RANDOM`, with [`DIGITS`] hexadecimal digits. Pids repeat, in time and in other
+/// namespaces. RANDOM is also where the group is locked, as an offset of a file: it fits into one.
 const PREFIX: &str = "profinfer_";
+const DIGITS: usize = 15;
 const EVENTS: &str = "uprobe_events";
 /// Attempts at removal: the kernel releases a closed event's definition slightly later.
 const ATTEMPTS: u32 = 50;
@@ -33,7 +36,7 @@ struct Group {
     guard: Option<Guard>,
     /// Definitions, where there is no guard that counts them.
     unguarded: AtomicU32,
-    /// Locked, so that no recorder takes our definitions for left over; see [`alone`].
+    /// Locked, so that no recorder takes our definitions for left over; see [`abandoned`].
     _alive: Option<File>,
 }
 
@@ -47,13 +50,13 @@ impl Group {
         if let Some(group) = shared.upgrade().filter(|group| group.pid == pid) {
             return group;
         }
-        let random = RandomState::new().build_hasher().finish();
-        let name = format!("{PREFIX}{pid}_{random:016x}");
-        // Another recorder has it for itself only while it cleans up.
-        let alive = File::open(events).ok().filter(|file| file.lock_shared().is_ok());
+        let random = (RandomState::new().build_hasher().finish() >> (u64::BITS as usize - 4 * DIGITS)) as i64;
+        let name = format!("{PREFIX}{pid}_{random:0DIGITS$x}");
+        let lock = ByteLock::new(random);
+        let alive = File::open(events).ok().filter(|file| lock.take(file.as_raw_fd()));
         let group = Arc::new(Group {
             pid,
-            guard: Guard::start(events, &name).ok(),
+            guard: Guard::start(events, &name, lock).ok(),
             unguarded: AtomicU32::new(0),
             _alive: alive,
             name,
@@ -107,38 +110,41 @@ fn tell(events: &Path, command: &str) -> io::Result<()> {
     appending(events)?.write_all(format!("{command}\n").as_bytes())
 }
 
-/// Names `group/event` of ours in a listing of uprobe events. Recorders of older versions hold no lock, and have a number in
-/// place of RANDOM: theirs are left alone.
-fn ours(listing: &str) -> impl Iterator<Item = &str> {
-    let of_us =
-        |group: &str| group.strip_prefix(PREFIX)?.split_once('_').map(|(_, random)| random.len() == 16);
+/// Names `group/event` of ours in a listing of uprobe events, with the group's lock. Recorders of older versions lock otherwise, and have
+/// other numbers of digits: theirs are left alone.
+fn ours(listing: &str) -> impl Iterator<Item = (&str, ByteLock)> {
+    let random = |group: &str| {
+        let (_, random) = group.strip_prefix(PREFIX)?.split_once('_')?;
+        let random = (random.len() == DIGITS).then(|| i64::from_str_radix(random, 16).ok())??;
+        Some(ByteLock::new(random))
+    };
     // `p:group/event path:offset arguments`
     let names = listing.lines().filter_map(|line| line.get(2..)?.split(' ').next());
-    names.filter(move |name| name.split_once('/').and_then(|(group, _)| of_us(group)) == Some(true))
+    names.filter_map(move |name| Some((name, random(name.split_once('/')?.0)?)))
 }
 
-/// The listing, locked against recorders in all namespaces. None: recorders live, or it cannot be opened.
+/// Definitions whose recorder has ended. None: the listing cannot be read.
 ///
-/// Each recorder, and its guard, holds a shared lock on it (flock(2)) as long as it may have definitions. Processes of another
-/// PID namespace cannot be looked up, but the kernel has this file, and so its locks, once.
-fn alone(events: &Path) -> Option<File> {
+/// A recorder, and its guard, holds a lock on one byte of the listing, at RANDOM, as long as it may have definitions.
+/// Processes of another PID namespace cannot be looked up, but the kernel has this file, and so its locks, once.
+fn abandoned(events: &Path) -> Option<Vec<String>> {
     let file = File::open(events).ok()?;
-    file.try_lock().is_ok().then_some(file)
+    let listing = io::read_to_string(&file).ok()?;
+    let dead = |lock: ByteLock| lock.held(file.as_raw_fd()) == Some(false);
+    Some(ours(&listing).filter(|(_, lock)| dead(*lock)).map(|(name, _)| name.to_owned()).collect())
 }
 
-/// Number of definitions left behind by killed recorders. None: recorders live, or it cannot be read.
+/// Number of definitions left behind by killed recorders. None: it cannot be read.
 pub fn left_over() -> Option<usize> {
-    let listing = io::read_to_string(alone(&tracepoint::root().join(EVENTS))?).ok()?;
-    Some(ours(&listing).count())
+    Some(abandoned(&tracepoint::root().join(EVENTS))?.len())
 }
 
-/// Removes them. Returns a message with their number; None: there were none, or recorders live.
+/// Removes them. Returns a message with their number; None: there were none.
 pub fn sweep() -> Option<String> {
     let events = tracepoint::root().join(EVENTS);
-    let locked = alone(&events)?;
-    let listing = io::read_to_string(&locked).ok()?;
     // The kernel refuses to remove one in use; it can tell, because each definition is one place.
-    let swept = ours(&listing).filter(|name| tell(&events, &format!("-:{name}")).is_ok()).count();
+    let gone = |name: &String| tell(&events, &format!("-:{name}")).is_ok();
+    let swept = abandoned(&events)?.iter().filter(|name| gone(name)).count();
     (swept > 0).then(|| format!("removed {swept} probes left by a killed recorder"))
 }
 
@@ -269,22 +275,35 @@ mod tests {
 
     #[test]
     fn other_definitions_are_not_ours() {
-        let listing = "p:profinfer_7_0123456789abcdef/e0 /proc/self/fd/5:0x5000 a=%di\n\
-                       r:profinfer_1_00000000000000ff/e1 /bin/x:0x10\n\
+        let listing = "p:profinfer_7_0123456789abcde/e0 /proc/self/fd/5:0x5000 a=%di\n\
+                       r:profinfer_1_0000000000000ff/e1 /bin/x:0x10\n\
+                       p:profinfer_7_0123456789abcdef/e0 /bin/x:0x20\n\
                        p:profinfer_1_99999/e1 /x:0x10\np:other/e0 /x:0x0\np:profinfer_x /x:0x0\np\n";
-        let names = ["profinfer_7_0123456789abcdef/e0", "profinfer_1_00000000000000ff/e1"];
+        let names = [
+            ("profinfer_7_0123456789abcde/e0", ByteLock::new(0x0012_3456_789a_bcde)),
+            ("profinfer_1_0000000000000ff/e1", ByteLock::new(0xff)),
+        ];
         assert_eq!(ours(listing).collect::<Vec<_>>(), names);
     }
 
     #[test]
-    fn nothing_is_left_over_while_a_recorder_lives() {
-        let file = tempfile::NamedTempFile::new().expect("a file");
-        let recorder = File::open(file.path()).expect("opened");
-        recorder.lock_shared().expect("locked");
-        assert!(alone(file.path()).is_none());
-        drop(recorder);
-        let first = alone(file.path());
-        assert!(first.is_some() && alone(file.path()).is_none(), "one at a time");
+    fn what_is_left_over_is_told_by_its_own_recorder_alone() {
+        let mut file = tempfile::NamedTempFile::new().expect("a file");
+        let last = (1i64 << (4 * DIGITS)) - 1;
+        for random in [0xff, last] {
+            writeln!(file, "p:{PREFIX}7_{random:0DIGITS$x}/e0 /x:0x10").expect("written");
+        }
+        let [dies, lives] = [0xff, last].map(|at| {
+            let recorder = File::open(file.path()).expect("opened");
+            assert!(ByteLock::new(at).take(recorder.as_raw_fd()));
+            recorder
+        });
+        assert_eq!(abandoned(file.path()), Some(vec![]));
+        drop(dies);
+        let left = abandoned(file.path()).expect("read");
+        assert_eq!(left, ["profinfer_7_0000000000000ff/e0"], "though another one lives");
+        drop(lives);
+        assert_eq!(abandoned(file.path()).expect("read").len(), 2);
     }
 
     #[test]
