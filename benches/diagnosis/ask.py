@@ -98,8 +98,8 @@ class Client:
         return self.complete(10, 100, id_slot=3)
 
     def probabilities(self):
-        """The short one, with 100 probabilities for each token."""
-        return self.complete(10, 100, id_slot=3, n_probs=100)
+        """The short one, with 2,000 probabilities for each token."""
+        return self.complete(10, 100, id_slot=3, n_probs=2000)
 
     def many(self):
         """Requests of different prompts, one after the other."""

@@ -131,8 +131,7 @@ impl FileReads {
     /// The trace cannot be written.
     pub fn pass<W: Write>(&mut self, drain: &mut Drain<W>, end: bool) -> Result<(), WriteError> {
         self.write(&mut drain.enc, end)?;
-        // Without reads nobody asks where weights are.
-        if self.bytes > 0 { self.place(&mut drain.tensors, &mut drain.enc) } else { Ok(()) }
+        self.place(&mut drain.tensors, &mut drain.enc)
     }
 
     fn write<W: Write>(&mut self, enc: &mut Encoder<W>, end: bool) -> Result<(), WriteError> {

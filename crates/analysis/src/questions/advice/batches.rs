@@ -3,6 +3,7 @@
 use super::rule::{Advice, Confidence, RuleInput, pct};
 use crate::questions::verdict::facts::PhaseFacts;
 use crate::recorded::calls::Phase;
+use crate::recorded::sequences::RequestRow;
 
 /// Micro-batches of at most so many tokens, of calls with at least so many, and prompts that take this share of the time in
 /// calls.
@@ -12,6 +13,44 @@ const SHARE: f64 = 0.05;
 
 pub fn rule(r: &RuleInput<'_>) -> Option<Advice> {
     let p = r.facts.phases.iter().find(|p| p.phase == Phase::Prefill)?;
+    in_graphs(r, p).or_else(|| in_calls(r, p))
+}
+
+/// Prompts that are given to the engine in many calls.
+fn in_calls(r: &RuleInput<'_>, p: &PhaseFacts) -> Option<Advice> {
+    let requests = &r.facts.report.sequences.as_ref()?.requests;
+    let long: Vec<&RequestRow> =
+        requests.iter().filter(|q| q.prompt_tokens as f64 >= PROMPT && !q.late).collect();
+    let tokens: u64 = long.iter().map(|q| q.prompt_tokens).fold(0, u64::saturating_add);
+    let calls: u64 = long.iter().map(|q| q.prefill_calls).fold(0, u64::saturating_add);
+    let part = tokens as f64 / calls.max(1) as f64;
+    let all: f64 = r.facts.phases.iter().map(|p| p.in_call_ns).sum();
+    let share = p.in_call_ns / all;
+    (!long.is_empty() && part <= SMALL && share >= SHARE).then(|| Advice {
+        rule: "small-batches",
+        title: format!(
+            "compute prompts in larger parts: calls of {part:.0} tokens read all weights each time"
+        ),
+        actions: vec![
+            "-b 2048 -ub 512 (the engine's defaults)".into(),
+            "a client or a server that cuts prompts at messages: a newer build, or --ctx-checkpoints 0"
+                .into(),
+        ],
+        gain: None,
+        confidence: Confidence::High,
+        evidence: format!(
+            "prompts of {:.0} tokens were computed in {:.0} calls each; prompts take {} of the time in calls",
+            tokens as f64 / long.len() as f64,
+            calls as f64 / long.len() as f64,
+            pct(share)
+        ),
+        disproof: "with larger parts and the same prompt, prefill takes as long".into(),
+        trade_off: None,
+    })
+}
+
+/// Micro-batches of a call.
+fn in_graphs(r: &RuleInput<'_>, p: &PhaseFacts) -> Option<Advice> {
     let (call, part) = (tokens(p)?, tokens(p)? / p.graphs_a_call);
     let all: f64 = r.facts.phases.iter().map(|p| p.in_call_ns).sum();
     let share = p.in_call_ns / all;

@@ -4,7 +4,7 @@ use super::rule::{Advice, Confidence, RuleInput, pct};
 use crate::sums::attribution::sampling::Sampling;
 
 /// From this share of the time on.
-const SHARE: f64 = 0.2;
+const SHARE: f64 = 0.1;
 
 pub fn rule(r: &RuleInput<'_>) -> Option<Advice> {
     let p = r.main()?;

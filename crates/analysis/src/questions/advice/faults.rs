@@ -85,23 +85,64 @@ const FIRST_CALLS: u64 = 2;
 /// The first call reads the model from storage, those after it do not.
 pub fn cold(r: &RuleInput<'_>) -> Option<Advice> {
     let main = r.main()?;
+    if let Some(times) = first_touch(r, main) {
+        return Some(touched(r, times));
+    }
     let ns = first_alone(r, main).or_else(|| prompt_alone(r, main))?;
-    let mut actions =
-        vec!["measure again now that it is in memory, or after a warm-up of one call".to_owned()];
-    actions.push(match r.facts.memory_limit {
-        Some(_) => "to have it there before the first call: cat MODEL.gguf > /dev/null".into(),
-        None => "to have it there before the first call: --no-mmap, or cat MODEL.gguf > /dev/null".into(),
-    });
     Some(Advice {
         rule: "cold-start",
         title: format!("the first call waited {:.1} s for the model's file; later ones did not", ns / 1e9),
-        actions,
+        actions: warm(r),
         gain: None,
         confidence: Confidence::High,
         evidence: "threads were off-CPU in page faults and I/O in the first call alone".into(),
         disproof: "a second run is as slow in its first call".into(),
         trade_off: None,
     })
+}
+
+/// From this many times what later calls take on, beside their ceilings.
+const TIMES: f64 = 10.0;
+
+/// How many times as long a first prompt took as the calls after it, each measured by its own ceiling, where both only read
+/// weights. `None`: it did not.
+fn first_touch(r: &RuleInput<'_>, main: &PhaseFacts) -> Option<f64> {
+    let of = |phase: Phase| r.phases.iter().find(|v| v.phase == phase)?.ceiling.as_ref();
+    let prompt = r.facts.phases.iter().find(|p| p.phase == Phase::Prefill && main.phase == Phase::Decode)?;
+    let (first, later) = of(Phase::Prefill).zip(of(Phase::Decode))?;
+    let alone = prompt.calls == 1 && first.by == "memory" && later.by == "memory";
+    // No CPU, or a device, has other rules.
+    let calm = prompt.bar?.waiting_for_cpu.is_none_or(|share| share < COLD) && prompt.bar?.device == 0.0;
+    let times = later.reached / first.reached;
+    (alone && calm && times >= TIMES).then_some(times)
+}
+
+/// The first call touched the weights first.
+fn touched(r: &RuleInput<'_>, times: f64) -> Advice {
+    Advice {
+        rule: "cold-start",
+        title: "only the first call was slow: it was the first to touch the weights".into(),
+        actions: warm(r),
+        gain: None,
+        confidence: Confidence::Medium,
+        evidence: format!(
+            "the first prompt took {times:.0} times as long as later calls, for the same weights"
+        ),
+        disproof: "a second prompt of the same process is as slow".into(),
+        trade_off: None,
+    }
+}
+
+/// What to do about a first call.
+fn warm(r: &RuleInput<'_>) -> Vec<String> {
+    let there = match r.facts.memory_limit {
+        Some(_) => "to have it there before the first call: cat MODEL.gguf > /dev/null",
+        None => "to have it there before the first call: --no-mmap, or cat MODEL.gguf > /dev/null",
+    };
+    vec![
+        "measure again now that it is in memory, or after a warm-up of one call".to_owned(),
+        there.to_owned(),
+    ]
 }
 
 /// Time in page faults of a phase whose first call has nearly all of them, ns.

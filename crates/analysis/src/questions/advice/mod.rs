@@ -4,6 +4,7 @@
 //! Gains are promised for waste that is removed and for bytes that are not read. None is promised for more threads
 //! or for page faults of what is needed: predictions of these from one recording were wrong by more than their size.
 
+mod adapter;
 mod attention;
 mod batches;
 pub mod beside;
@@ -19,8 +20,10 @@ mod experts;
 mod fallback;
 mod faults;
 mod gaps;
+mod idle;
 mod imbalance;
 mod launch;
+mod layout;
 pub mod none;
 mod overhead;
 mod oversubscribed;
@@ -29,6 +32,8 @@ mod recorder;
 pub mod rule;
 mod serving;
 pub mod settle;
+mod sleeping;
+mod states;
 mod threads;
 mod throttled;
 mod variant;
@@ -43,16 +48,18 @@ use common::order;
 type Rule = fn(&RuleInput<'_>) -> Option<Advice>;
 
 /// The first ones are about threads that have no CPU: nothing else can be judged before that is mended.
-const RULES: [Rule; 27] = [
+const RULES: [Rule; 34] = [
     caller::rule,
     oversubscribed::rule,
     quota::rule,
+    idle::rule,
     contention::rule,
     throttled::rule,
     cores::rule,
     faults::rule,
     faults::cold,
     faults::read_ahead,
+    sleeping::rule,
     imbalance::rule,
     fallback::rule,
     copies::rule,
@@ -61,8 +68,12 @@ const RULES: [Rule; 27] = [
     between::rule,
     variant::rule,
     recorder::rule,
+    attention::other_slots,
+    attention::decode,
     attention::rule,
     batches::rule,
+    layout::rule,
+    adapter::rule,
     overhead::rule,
     experts::rule,
     threads::rule,
@@ -71,13 +82,15 @@ const RULES: [Rule; 27] = [
     serving::starvation,
     serving::again,
     serving::one_slot,
+    states::rule,
 ];
 
 /// Rules that look at calls alone.
-const OF_CALLS: [Rule; 4] = [serving::drafts, serving::starvation, serving::again, serving::one_slot];
+const OF_CALLS: [Rule; 5] =
+    [serving::drafts, serving::starvation, serving::again, serving::one_slot, states::rule];
 
 /// Rules without a CPU for each thread: they come first, whatever gain others predict.
-const FIRST: [&str; 3] = ["changing-callers", "oversubscribed", "cpu-quota"];
+const FIRST: [&str; 4] = ["changing-callers", "oversubscribed", "cpu-quota", "idle-threads"];
 
 /// Advice for a run: threads without CPUs first, then by predicted gain, then what promises none, then trade-offs.
 pub fn advice(facts: &VerdictFacts<'_>, phases: &[PhaseVerdict], limit: Option<&Limit>) -> Vec<Advice> {
@@ -103,13 +116,20 @@ fn consistent(all: &mut Vec<Advice>) {
     let changing = has("changing-callers");
     let waiting = crowded || has("cpu-contention");
     let faulting = has("major-faults");
+    let asleep = has("sleeping-barriers");
     // Threads wait unevenly, and reach no ceiling, while another one has no CPU or reads from storage.
     let explained: &[&str] = match (crowded, waiting, faulting) {
         (true, _, _) => &["cpu-contention", "imbalance", "small-operators", "more-threads", "fewer-bytes"],
         (_, true, _) | (_, _, true) => &["imbalance", "small-operators", "more-threads"],
         _ => &[],
     };
-    all.retain(|a| !(explained.contains(&a.rule) || changing && a.rule == "oversubscribed"));
+    let explained_by = |rule: &str| match rule {
+        "oversubscribed" => changing,
+        "sleeping-barriers" => waiting || faulting,
+        "imbalance" => asleep,
+        _ => false,
+    };
+    all.retain(|a| !(explained.contains(&a.rule) || explained_by(a.rule)));
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@ use LimitKind::{
 
 /// The limits that the advice of a rule removes, the one that it is about first. Rules about prompts and requests alone
 /// remove none of decoding.
-const REMOVES: [(&str, &[LimitKind]); 23] = [
+const REMOVES: [(&str, &[LimitKind]); 29] = [
     ("changing-callers", &[Oversubscription, CpuContention, Barriers, Gaps, Computing]),
     ("oversubscribed", &[Oversubscription, CpuContention, Barriers]),
     ("cpu-quota", &[Throttling]),
@@ -22,6 +22,12 @@ const REMOVES: [(&str, &[LimitKind]); 23] = [
     ("read-ahead", &[PageFaults]),
     ("experts", &[PageFaults]),
     ("imbalance", &[Barriers]),
+    ("idle-threads", &[Oversubscription, CpuContention, Computing]),
+    ("sleeping-barriers", &[Barriers, Computing]),
+    ("adapter", &[Computing, Memory, Compute]),
+    ("attention-decode", &[Computing]),
+    ("other-slots", &[Computing, Memory]),
+    ("plain-weights", &[Compute]),
     ("small-operators", &[Barriers, Gaps, Computing]),
     ("device-fallback", &[Device, Gaps, Computing, Barriers]),
     ("device-copies", &[Device, Gaps]),
@@ -48,7 +54,10 @@ pub fn removes(rule: &str, limit: LimitKind) -> bool {
 /// The limit beside this advice. Where the first one removes another limit and promises a gain, that is what limits the run;
 /// where it promises none, advice that removes the limit comes first.
 pub fn settle(limit: Limit, advice: &mut [Advice]) -> Limit {
-    let Some(at) = advice.iter().position(|a| removes(a.rule, limit.kind)) else {
+    // What costs something other than time stays at the end.
+    let removing = |a: &Advice| removes(a.rule, limit.kind) && a.trade_off.is_none();
+    let first = advice.first().is_some_and(|a| removes(a.rule, limit.kind)).then_some(0);
+    let Some(at) = first.or_else(|| advice.iter().position(removing)) else {
         return named(limit, advice.first());
     };
     let before = advice.get(..at).unwrap_or_default();

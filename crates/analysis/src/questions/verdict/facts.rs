@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::bar::{BarInput, TimeBar};
+use super::graphs::GraphFacts;
 use super::machine::{ClockFacts, CpuFacts};
 use super::storage::StorageReads;
 use crate::questions::report::data::{PhaseReport, Report};
@@ -19,7 +20,7 @@ use crate::sums::ops::OpTimes;
 use crate::sums::tables::{OpRow, Reasons, ThreadRow, op_rows, thread_rows};
 use ggml::backend_guid;
 use ggml::names::fold;
-use pfi::record::Tensor;
+use pfi::record::{MemoryChange, Tensor};
 
 /// Everything known about a run.
 pub struct VerdictFacts<'r> {
@@ -31,6 +32,8 @@ pub struct VerdictFacts<'r> {
     /// Best instruction set that this machine's peaks were measured with; `None` if they are not known.
     pub isa: Option<&'r str>,
     pub cpus: CpuFacts,
+    /// States of sequences saved and loaded, and its memory meanwhile.
+    pub saved: SavedStates,
     /// The memory limit of the process; `None` if it has none, or it was not recorded.
     pub memory_limit: Option<&'r MemoryLimit>,
     /// Frequencies; `None` if not recorded.
@@ -65,6 +68,8 @@ pub struct PhaseFacts {
     pub crowded: Option<CrowdedWork>,
     /// What its calls read from storage; `None` if nothing was, or it was not recorded.
     pub reads: Option<StorageReads>,
+    /// Where its weights lie, what an adapter adds, what attention reads.
+    pub made_of: GraphFacts,
 }
 
 /// Matrix multiplications with weights.
@@ -93,6 +98,30 @@ pub struct FactInput<'l, 'a> {
     pub reasons: Reasons<'l>,
 }
 
+/// What a server keeps of sequences.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct SavedStates {
+    /// Calls that save or load a state.
+    pub saved: u64,
+    pub loaded: u64,
+    /// Resident memory when the process was first and last looked at, bytes; `None` if it was looked at once.
+    pub resident: Option<[u64; 2]>,
+}
+
+impl SavedStates {
+    fn of(loaded: &Loaded<'_>, pid: Option<u32>, states: &[&TargetState]) -> SavedStates {
+        let calls =
+            |what| loaded.causes.memory.iter().filter(|m| m.what == what && Some(m.pid) == pid).count();
+        let resident: Vec<u64> = states.iter().filter_map(|s| s.resident_bytes).collect();
+        let ends = resident.split_first().zip(resident.last()).filter(|((_, rest), _)| !rest.is_empty());
+        SavedStates {
+            saved: calls(MemoryChange::Save) as u64,
+            loaded: calls(MemoryChange::Load) as u64,
+            resident: ends.map(|((first, _), last)| [*first, *last]),
+        }
+    }
+}
+
 impl<'r> VerdictFacts<'r> {
     pub fn new(input: FactInput<'r, '_>, report: &'r Report) -> VerdictFacts<'r> {
         let order = [Phase::Decode, Phase::Prefill, Phase::Unknown];
@@ -111,6 +140,7 @@ impl<'r> VerdictFacts<'r> {
             isa: input.loaded.peaks.iter().map(|p| p.isa).find(|isa| !isa.is_empty()),
             clock: ClockFacts::new(&states, &cpus),
             cpus,
+            saved: SavedStates::of(input.loaded, pid, &states),
             memory_limit: states.last().and_then(|s| s.memory_limit.as_ref()),
             misses: input.why.and_then(|w| w.misses(input.idents, None)),
         }
@@ -186,6 +216,7 @@ fn phase(input: &FactInput<'_, '_>, p: &PhaseReport) -> Option<PhaseFacts> {
         replay_ns: why.filter(|w| w.scheduler).and_then(|w| replay(input, w, p.phase)),
         crowded: why.filter(|w| w.scheduler).and_then(|w| crowded(input, w, p.phase)),
         reads: StorageReads::of(loaded, line, p.phase),
+        made_of: GraphFacts::of(input, p.phase),
     })
 }
 

@@ -59,8 +59,9 @@ pub fn limit(
     })
 }
 
-/// From this part of the weights on, reading them from storage takes longer than reading them from memory.
-const STORED: f64 = 0.5;
+/// From this part of the weights on, reading them from storage takes longer than reading all of them from memory: storage is ten
+/// times as slow at least.
+const STORED: f64 = 0.1;
 
 /// What calls read from storage that they had in memory before, if it is much.
 fn read_again(p: &PhaseFacts) -> Option<String> {
@@ -204,7 +205,7 @@ fn cpus_of(rows: &[&InterferenceRow]) -> String {
     cpus.join(" ") + more
 }
 
-/// The heaviest op, and how near it is to the ceiling.
+/// How near it is to the ceiling, and what is slow against what.
 fn computing(p: &PhaseFacts, top: Option<&SpeedCeiling>) -> Limit {
     let heaviest = p.ops.iter().find(|r| is_op(r));
     let op = heaviest.map_or_else(String::new, |r| format!("; {} takes {:.0} %", r.name, r.share * 100.0));
@@ -217,14 +218,47 @@ fn computing(p: &PhaseFacts, top: Option<&SpeedCeiling>) -> Limit {
             Limit { kind, text: format!("{what}: {:.0} % of the ceiling reached{op}", t.reached * 100.0) }
         }
         Some(t) if t.source != "trace" => {
-            let text = format!(
-                "computing, at {:.0} % of the ceiling: neither memory nor compute is near its peak{op}",
-                t.reached * 100.0
-            );
+            let slow = slow_part(p, t).unwrap_or_else(|| op.trim_start_matches("; ").to_owned());
+            let text = format!("computing, at {:.0} % of the ceiling: {slow}", t.reached * 100.0);
             Limit { kind: LimitKind::Computing, text }
         }
         _ => Limit { kind: LimitKind::Computing, text: format!("computing{op}") },
     }
+}
+
+/// The part of a call that takes longest beside what memory and arithmetic need for it: products with the weights, attention, or
+/// all else. `None`: the structure was not recorded.
+fn slow_part(p: &PhaseFacts, top: &SpeedCeiling) -> Option<String> {
+    let (weights, call) = (p.weights.as_ref()?, p.call_ns());
+    let attention = p.made_of.attention;
+    let attention_ns = attention.map_or(0.0, |a| a.ns * p.graphs_a_call);
+    let all = p.bar.map_or(0.0, |bar| bar.computing + bar.barrier.unwrap_or(0.0)) * call;
+    let rest_ns = all - weights.ns - attention_ns;
+    let memory = top.by == "memory";
+    let (work, of) = match memory {
+        true => (weights.bytes, "the memory's speed"),
+        false => (weights.f32 + weights.int8, "the speed of arithmetic"),
+    };
+    let share = |ns: f64| format!("{:.0} % of the time", ns / call * 100.0);
+    let products = format!(
+        "products with the weights take {}, at {:.0} % of {of}",
+        share(weights.ns),
+        work / top.peak / weights.ns * 100.0
+    );
+    let cells = attention.map_or(0.0, |a| a.cells);
+    let speed = match memory {
+        true => format!(", at {:.0} % of {of}", weights.cache / top.peak / attention_ns * 100.0),
+        false => String::new(),
+    };
+    let of_attention = format!(
+        "attention takes {}{speed}, and more with a longer context ({cells:.0} cells now)",
+        share(attention_ns)
+    );
+    let rest = format!("operators other than products with weights and attention take {}", share(rest_ns));
+    let cache_ns = if memory { weights.cache / top.peak } else { 0.0 };
+    let parts =
+        [(weights.ns - work / top.peak, products), (attention_ns - cache_ns, of_attention), (rest_ns, rest)];
+    parts.into_iter().max_by(|a, b| a.0.total_cmp(&b.0)).map(|(_, text)| text)
 }
 
 #[cfg(test)]

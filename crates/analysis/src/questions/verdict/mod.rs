@@ -5,6 +5,7 @@ pub mod bar;
 pub mod ceiling;
 pub mod data;
 pub mod facts;
+pub mod graphs;
 pub mod limit;
 pub mod machine;
 pub mod storage;
