@@ -259,6 +259,7 @@ server: fixtures driver layers ## record a distribution's own llama-server and i
 	$(call say,engines of a distribution)
 	$(RUST) live --build
 	python3 tests/server/requests.py || [ $$? = 77 ]
+	python3 tests/server/causes.py || [ $$? = 77 ]
 	python3 tests/gpu/debian_vulkan.py || [ $$? = 77 ]
 
 no-agent: engines ## build and test without the recorder, as on systems other than Linux

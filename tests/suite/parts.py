@@ -100,6 +100,7 @@ PATHS = [
     ("tests/suite/*", EVERYTHING),
     # The rest of the tests, and what only they, a reader or a user of the sources meets.
     ("tests/*", ""),
+    ("benches/diagnosis/*", "server"),
     ("benches/*", ""),
     ("docs/SQL.md", "spark docs"),
     ("docs/BUILDING.md", "cross docs"),

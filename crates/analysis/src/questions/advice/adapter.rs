@@ -14,7 +14,10 @@ pub fn rule(r: &RuleInput<'_>) -> Option<Advice> {
     (share >= SHARE).then(|| Advice {
         rule: "adapter",
         title: format!("merge the adapter into the model: its operators take {} of a call", pct(share)),
-        actions: vec!["llama-export-lora -m MODEL.gguf --lora ADAPTER.gguf -o MERGED.gguf, without --lora".into()],
+        actions: vec![
+            "llama-export-lora -m MODEL.gguf --lora ADAPTER.gguf -o MERGED.gguf, and no --lora".into(),
+            "(a merged adapter cannot be exchanged or switched off)".into(),
+        ],
         gain: gain(p.phase, now, [now - ns, now - ns / 2.0]),
         confidence: Confidence::High,
         evidence: format!(
@@ -25,6 +28,6 @@ pub fn rule(r: &RuleInput<'_>) -> Option<Advice> {
             now / 1e6
         ),
         disproof: "without the adapter, a call takes as long".into(),
-        trade_off: Some("a merged adapter cannot be exchanged or switched off"),
+        trade_off: None,
     })
 }

@@ -4,20 +4,20 @@ use std::collections::BTreeMap;
 
 use super::bar::{BarInput, TimeBar};
 use super::graphs::GraphFacts;
+pub use super::input::FactInput;
 use super::machine::{ClockFacts, CpuFacts};
 use super::storage::StorageReads;
 use crate::questions::report::data::{PhaseReport, Report};
-use crate::recorded::calls::{Phase, Timeline};
+use crate::recorded::calls::Phase;
 use crate::recorded::describe::{is_cache, op_name, source, tensor_bytes, weight};
-use crate::recorded::idents::{Idents, OpKey};
+use crate::recorded::idents::OpKey;
 use crate::recorded::load::{HitTensors, Loaded};
 use crate::recorded::target_state::{MemoryLimit, TargetState};
 use crate::sums::attribution::Attribution;
 use crate::sums::attribution::interference::InterferenceRow;
 use crate::sums::attribution::pass::Misses;
 use crate::sums::attribution::replay::CrowdedWork;
-use crate::sums::ops::OpTimes;
-use crate::sums::tables::{OpRow, Reasons, ThreadRow, op_rows, thread_rows};
+use crate::sums::tables::{OpRow, ThreadRow, op_rows, thread_rows};
 use ggml::backend_guid;
 use ggml::names::fold;
 use pfi::record::{MemoryChange, Tensor};
@@ -85,17 +85,6 @@ pub struct WeightReads {
     pub int8: f64,
     /// Thread 0's time in them per call, ns.
     pub ns: f64,
-}
-
-/// Inputs of [`VerdictFacts::new`].
-#[derive(Clone, Copy)]
-pub struct FactInput<'l, 'a> {
-    pub loaded: &'l Loaded<'a>,
-    pub line: &'l Timeline,
-    pub times: &'l OpTimes,
-    pub idents: &'l Idents,
-    pub why: Option<&'l Attribution>,
-    pub reasons: Reasons<'l>,
 }
 
 /// What a server keeps of sequences.

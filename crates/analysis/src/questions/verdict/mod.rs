@@ -6,6 +6,7 @@ pub mod ceiling;
 pub mod data;
 pub mod facts;
 pub mod graphs;
+pub mod input;
 pub mod limit;
 pub mod machine;
 pub mod storage;

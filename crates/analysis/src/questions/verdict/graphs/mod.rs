@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 
 pub use self::adapter::AdapterWork;
 pub use self::attention::AttentionWork;
-use super::facts::FactInput;
+use super::input::FactInput;
 use crate::recorded::calls::Phase;
 use crate::recorded::load::HitTensors;
 use pfi::record::{CpuGraph, Tensor};
