@@ -21,7 +21,7 @@ enum Tried {
 }
 
 /// What is printed, and how it is tried. CPUS, PID, FILE and the like stand for what the reader fills in.
-const COMMANDS: [(&str, Tried); 21] = [
+const COMMANDS: [(&str, Tried); 22] = [
     ("profinfer tune -- ", Tried::Parsed(&["tune"])),
     ("profinfer stat FILE threads", Tried::Reads(&["stat", "FILE", "threads"])),
     ("profinfer report FILE --all", Tried::Reads(&["report", "FILE", "--all"])),
@@ -49,10 +49,14 @@ const COMMANDS: [(&str, Tried); 21] = [
         "llama-quantize MODEL.gguf SMALLER.gguf Q4_K_M",
         Tried::Read("llama-quantize MODEL.gguf SMALLER.gguf Q4_K_M"),
     ),
+    (
+        "llama-export-lora -m MODEL.gguf --lora ADAPTER.gguf -o MERGED.gguf",
+        Tried::Read("llama-export-lora -m MODEL.gguf --lora ADAPTER.gguf -o MERGED.gguf"),
+    ),
 ];
 
 /// Words by which a command is found in the sources.
-const MARKS: [&str; 10] = [
+const MARKS: [&str; 11] = [
     "profinfer ",
     "record --",
     "taskset ",
@@ -62,6 +66,7 @@ const MARKS: [&str; 10] = [
     "echo ",
     "cat MODEL",
     "llama-quantize ",
+    "llama-export-lora ",
     "--budget ",
 ];
 
@@ -105,9 +110,10 @@ fn each_command_that_is_printed_runs() {
 #[test]
 fn each_command_in_the_rules_is_in_the_table() {
     let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../crates/analysis/src/questions");
-    let files = ["advice", "verdict"].map(|dir| std::fs::read_dir(root.join(dir)).unwrap());
+    let files =
+        ["advice", "verdict", "verdict/graphs"].map(|dir| std::fs::read_dir(root.join(dir)).unwrap());
     let mut found = 0;
-    for file in files.into_iter().flatten().map(|f| f.unwrap().path()) {
+    for file in files.into_iter().flatten().map(|f| f.unwrap().path()).filter(|f| f.is_file()) {
         let text = std::fs::read_to_string(&file).unwrap();
         let rules = text.split("#[cfg(test)]").next().unwrap_or_default();
         let lines = rules.lines().filter(|l| !l.trim_start().starts_with("//") && l.contains('"'));
