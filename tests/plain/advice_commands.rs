@@ -110,8 +110,7 @@ fn each_command_that_is_printed_runs() {
 #[test]
 fn each_command_in_the_rules_is_in_the_table() {
     let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../crates/analysis/src/questions");
-    let files =
-        ["advice", "verdict", "verdict/graphs"].map(|dir| std::fs::read_dir(root.join(dir)).unwrap());
+    let files = ["advice", "verdict", "verdict/graphs"].map(|dir| std::fs::read_dir(root.join(dir)).unwrap());
     let mut found = 0;
     for file in files.into_iter().flatten().map(|f| f.unwrap().path()).filter(|f| f.is_file()) {
         let text = std::fs::read_to_string(&file).unwrap();

@@ -122,5 +122,6 @@ mod trace_rotate;
 mod trace_roundtrip;
 mod trace_size;
 mod verdict;
+mod verdict_causes;
 mod version_cli;
 mod views_damage;

@@ -14,16 +14,16 @@ use synth_trace::causes::*;
 use synth_trace::*;
 
 /// Time of an op on a thread that is not disturbed, ns.
-const OP: u64 = 100_000;
-const CALLS: u64 = 6;
-const POSITIONS: usize = 33;
+pub(crate) const OP: u64 = 100_000;
+pub(crate) const CALLS: u64 = 6;
+pub(crate) const POSITIONS: usize = 33;
 
-fn even(_: usize, _: u16) -> u64 {
+pub(crate) fn even(_: usize, _: u16) -> u64 {
     OP
 }
 
 /// A run with the scheduler recorded, in which nothing is wrong.
-fn begin(spec: Spec) -> Synth<Vec<u8>> {
+pub(crate) fn begin(spec: Spec) -> Synth<Vec<u8>> {
     let mut s = Synth::new(Vec::new(), spec);
     s.enc.feature(&feature("scheduler", Availability::Whole, "tracepoints")).unwrap();
     s.enc.task(900, "hog").unwrap();
@@ -36,13 +36,16 @@ fn state(at: StateAt) -> TargetState<'static> {
 }
 
 /// Adds the same state at the start and at the end, each changed by `change`.
-fn states(s: &mut Synth<Vec<u8>>, change: impl Fn(StateAt, TargetState<'static>) -> TargetState<'static>) {
+pub(crate) fn states(
+    s: &mut Synth<Vec<u8>>,
+    change: impl Fn(StateAt, TargetState<'static>) -> TargetState<'static>,
+) {
     for at in [StateAt::Start, StateAt::End] {
         s.enc.target_state(&change(at, state(at))).unwrap();
     }
 }
 
-fn peaks(s: &mut Synth<Vec<u8>>, mega: u64) {
+pub(crate) fn peaks(s: &mut Synth<Vec<u8>>, mega: u64) {
     let p =
         Peaks { cluster: "all", cpus: "0-1", threads: 2, read: mega, isa: "avx512vnni", ..Peaks::default() };
     s.enc.peaks(&Peaks { measured_s: 1_764_000_000, ..p }).unwrap();
@@ -52,7 +55,7 @@ fn run(s: &mut Synth<Vec<u8>>) {
     (0..CALLS).for_each(|_| s.call(1, even));
 }
 
-fn end(s: Synth<Vec<u8>>) -> Vec<u8> {
+pub(crate) fn end(s: Synth<Vec<u8>>) -> Vec<u8> {
     s.enc.finish(&footer("target exited")).unwrap()
 }
 
@@ -61,11 +64,11 @@ fn of(file: Vec<u8>) -> Report {
     report(&Trace::from_bytes(file).unwrap(), &options, &LoadProgress::default())
 }
 
-fn verdict(file: Vec<u8>) -> RunVerdict {
+pub(crate) fn verdict(file: Vec<u8>) -> RunVerdict {
     of(file).verdict.unwrap()
 }
 
-fn rules(v: &RunVerdict) -> Vec<&str> {
+pub(crate) fn rules(v: &RunVerdict) -> Vec<&str> {
     v.advice.iter().map(|a| a.rule).collect()
 }
 

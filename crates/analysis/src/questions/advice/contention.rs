@@ -36,6 +36,8 @@ pub fn rule(r: &RuleInput<'_>) -> Option<Advice> {
     if (others as f64) < PART * rest as f64 {
         return together(r, p, share);
     }
+    // Nobody had a CPU for long enough to be named.
+    let seen = Some(programs(rows)).filter(|seen| !seen.is_empty())?;
     let gain = gain(p.phase, p.call_ns(), replayed(r, p)?)?;
     let first = rows.iter().find(|r| is_other(r))?;
     let all = r.facts.cpus.online;
@@ -55,11 +57,7 @@ pub fn rule(r: &RuleInput<'_>) -> Option<Advice> {
         actions,
         gain: Some(gain),
         confidence: Confidence::Medium,
-        evidence: format!(
-            "threads were runnable without a CPU {} of the time: {}",
-            pct(share),
-            programs(rows)
-        ),
+        evidence: format!("threads were runnable without a CPU {} of the time: {seen}", pct(share)),
         disproof: "without these programs, a token takes as long as before".into(),
         trade_off: None,
     })
