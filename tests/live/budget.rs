@@ -5,6 +5,7 @@ use crate::common;
 use std::process::Command;
 use std::time::Duration;
 
+use analysis::recorded::load::Loaded;
 use common::busy::Busy;
 use common::run::{Recorder, Run, Target, profinfer, record, wait_until};
 use common::seen::Seen;
@@ -37,8 +38,16 @@ fn generous_budget(source: &str) {
     let (program, model) = (runner(), model("llama1b-L4", "q4_0"));
     // Without the scheduler: a slow machine would have the time for that level, too.
     let mut args = vec!["--source", source, "--budget", "60%", "--no-sched", "--"];
-    args.extend(run(program.to_str().expect("a path"), model.to_str().expect("a path"), "60"));
-    let run = record(&args);
+    args.extend(run(program.to_str().expect("a path"), model.to_str().expect("a path"), "1000000"));
+    let recorder = Recorder::start(&args);
+    recorder.wait_for_event_where("all ops", |event| {
+        event["event"] == "level" && event["to"] == "op with structure"
+    });
+    let with_ops = |all: &Loaded<'_>| all.cpu_graphs.iter().filter(|g| g.plan.is_some() && !g.cut).count();
+    recorder.wait_for_trace("graphs have ops", |all| with_ops(all) > 30);
+    // It hands the signal on.
+    recorder.signal(libc::SIGTERM);
+    let run = recorder.finish();
     let seen = run.seen();
     let steps: Vec<_> = levels(&seen).iter().map(|l| (l.to, l.one_in)).collect();
     assert_eq!(steps, [(Detail::Graph, 1), (Detail::Structure, 1)], "{}", run.stderr);
