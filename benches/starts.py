@@ -116,7 +116,8 @@ class Start:
         wanted = said(f"{where}/out", file)
         for name in os.listdir(where):
             os.remove(f"{where}/{name}")
-        trace = scratch.file("trace.pfi")
+        # A killed recorder leaves its unfinished file beside it.
+        trace = f"{where}/trace.pfi"
         buffer = rng.choice(["64K", "1M"])
         record = [binary("profinfer"), "record", "-q", "--source", "inside", "--force", "-o", trace, "--buffer-size",
                   buffer, "--", *self.shell(where, command)]

@@ -59,10 +59,14 @@ pub struct PhaseVerdict {
     pub batched: bool,
 }
 
+/// From this share of the time between calls on, a call is told from a token.
+const APART: f64 = 0.05;
+
 impl PhaseVerdict {
-    /// What latency and bar are of.
+    /// What latency and bar are of. Where much of the time is between calls, a call is not what a user gets as a token.
     pub fn unit(&self) -> &'static str {
-        match (self.runs_per_s, self.phase, self.batched) {
+        let apart = self.batched || self.between().is_some_and(|share| share >= APART);
+        match (self.runs_per_s, self.phase, apart) {
             (Some(_), ..) => "run",
             (None, Phase::Decode, false) => "token",
             _ => "call",
