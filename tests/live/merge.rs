@@ -44,6 +44,7 @@ fn ops_begin_while_the_kernel_says_that_their_thread_runs() {
     assert!(!mine.is_empty() && !theirs.is_empty());
     assert!(mine.iter().all(|n| !theirs.contains(n)), "{mine:?} {theirs:?}");
     assert_eq!(told["threads"], 2);
+    assert!(told["slices"].as_u64().is_some_and(|n| n > 1000), "{told}");
     let inside = |shift: &str| told["inside"][shift].as_f64().expect("a share");
     println!("{}", told["inside"]);
     assert!(inside("0") >= 0.99, "{told}");

@@ -5,7 +5,8 @@ package perfetto of PyPI is not available.
 usage: merged.py MERGED SYSTEM
 
 packets, unknown, sequences: of our trace, of the system's, and of the merged file. inside: the share of our slices' starts
-that fall into on-CPU time of the same thread, with our times shifted by the given number of ms.
+that fall into on-CPU time of the same thread, with our times shifted by the given number of ms; of those starts at which the
+system's trace covers all CPUs (slices).
 """
 
 import bisect
@@ -36,7 +37,7 @@ def begins(trace):
 
 
 def on_cpu(trace):
-    """By tid: times at which it was put on a CPU and taken off, in order."""
+    """By tid: times at which it was put on a CPU and taken off, in order; and from when until when all CPUs are covered."""
     cpus = {}
     for packet in trace.packet:
         bundle = packet.ftrace_events
@@ -54,7 +55,8 @@ def on_cpu(trace):
             times.setdefault(tid, []).append((on, off))
     for runs in times.values():
         runs.sort()
-    return times
+    known = [switches for switches in cpus.values() if switches]
+    return times, (max(s[0][0] for s in known), min(s[-1][0] for s in known))
 
 
 def runs(times, tid, t):
@@ -77,7 +79,8 @@ def main():
         }
         for name, trace in parts.items()
     }
-    times, slices = on_cpu(parts["theirs"]), list(begins(parts["ours"]))
+    times, (first, last) = on_cpu(parts["theirs"])
+    slices = [(tid, t) for tid, t in begins(parts["ours"]) if first <= t <= last]
     inside = {s: sum(runs(times, tid, t + s * 1_000_000) for tid, t in slices) / len(slices) for s in SHIFTS}
     json.dump({**told, "slices": len(slices), "threads": len({tid for tid, _ in slices}), "inside": inside}, sys.stdout)
 
