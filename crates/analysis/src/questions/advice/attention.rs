@@ -85,18 +85,16 @@ pub fn other_slots(r: &RuleInput<'_>) -> Option<Advice> {
     let share = of.ns * p.graphs_a_call / p.call_ns();
     (share >= SLOTS && cells >= positions * TIMES + PADDING).then(|| Advice {
         rule: "other-slots",
-        title: format!("give each slot its own cells: attention reads {cells:.0} for a sequence of {positions:.0} tokens"),
+        title: format!(
+            "give each slot its own cells: attention reads {cells:.0} for a sequence of {positions:.0} tokens"
+        ),
         actions: vec![
             "--no-kv-unified".into(),
             "or fewer slots (-np); or clear what is not needed: --cache-idle-slots".into(),
         ],
         gain: None,
         confidence: Confidence::High,
-        evidence: format!(
-            "calls that compute one sequence alone read {cells:.0} cells of the cache, and the sequence has {positions:.0} positions; \
-             attention takes {} of a call",
-            pct(share)
-        ),
+        evidence: format!("in calls of one sequence alone; attention takes {} of a call", pct(share)),
         disproof: "with it, attention reads as many cells".into(),
         trade_off: Some("each slot then has only its part of the context"),
     })

@@ -26,27 +26,25 @@ fn in_calls(r: &RuleInput<'_>, p: &PhaseFacts) -> Option<Advice> {
     let part = tokens as f64 / calls.max(1) as f64;
     let all: f64 = r.facts.phases.iter().map(|p| p.in_call_ns).sum();
     let share = p.in_call_ns / all;
-    (!long.is_empty() && part <= SMALL && share >= SHARE).then(|| Advice {
+    (!long.is_empty() && part <= SMALL && share >= SHARE).then(|| {
+        let title =
+            format!("compute prompts in larger parts: calls of {part:.0} tokens read all weights each time");
+        let (prompt, n) = (tokens as f64 / long.len() as f64, calls as f64 / long.len() as f64);
+        told(title, format!("prompts of {prompt:.0} tokens were computed in {n:.0} calls each"), share)
+    })
+}
+
+fn told(title: String, evidence: String, share: f64) -> Advice {
+    Advice {
         rule: "small-batches",
-        title: format!(
-            "compute prompts in larger parts: calls of {part:.0} tokens read all weights each time"
-        ),
-        actions: vec![
-            "-b 2048 -ub 512 (the engine's defaults)".into(),
-            "a client or a server that cuts prompts at messages: a newer build, or --ctx-checkpoints 0"
-                .into(),
-        ],
+        title,
+        actions: vec!["-ub 512 -b 2048 (the engine's defaults)".into()],
         gain: None,
         confidence: Confidence::High,
-        evidence: format!(
-            "prompts of {:.0} tokens were computed in {:.0} calls each; prompts take {} of the time in calls",
-            tokens as f64 / long.len() as f64,
-            calls as f64 / long.len() as f64,
-            pct(share)
-        ),
-        disproof: "with larger parts and the same prompt, prefill takes as long".into(),
+        evidence: format!("{evidence}; prompts take {} of the time in calls", pct(share)),
+        disproof: "with -ub 512 and the same prompt, prefill takes as long".into(),
         trade_off: None,
-    })
+    }
 }
 
 /// Micro-batches of a call.
@@ -56,19 +54,12 @@ fn in_graphs(r: &RuleInput<'_>, p: &PhaseFacts) -> Option<Advice> {
     let share = p.in_call_ns / all;
     // With devices a micro-batch has several graphs on the CPU.
     let device = p.bar.is_some_and(|bar| bar.device > 0.0);
-    (part <= SMALL && call >= PROMPT && part * 2.0 <= call && share >= SHARE && !device).then(|| Advice {
-        rule: "small-batches",
-        title: format!("compute prompts in larger micro-batches: {part:.0} tokens at a time read all weights each time"),
-        actions: vec!["-ub 512 -b 2048 (the engine's defaults)".into()],
-        gain: None,
-        confidence: Confidence::High,
-        evidence: format!(
-            "calls of {call:.0} tokens are computed as {:.0} graphs each; prompts take {} of the time in calls",
-            p.graphs_a_call,
-            pct(share)
-        ),
-        disproof: "with -ub 512 and the same prompt, prefill takes as long".into(),
-        trade_off: None,
+    (part <= SMALL && call >= PROMPT && part * 2.0 <= call && share >= SHARE && !device).then(|| {
+        let title = format!(
+            "compute prompts in larger micro-batches: {part:.0} tokens at a time read all weights each time"
+        );
+        let n = p.graphs_a_call;
+        told(title, format!("calls of {call:.0} tokens are computed as {n:.0} graphs each"), share)
     })
 }
 

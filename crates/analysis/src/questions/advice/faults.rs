@@ -86,19 +86,15 @@ const FIRST_CALLS: u64 = 2;
 pub fn cold(r: &RuleInput<'_>) -> Option<Advice> {
     let main = r.main()?;
     if let Some(times) = first_touch(r, main) {
-        return Some(touched(r, times));
+        let title = "only the first call was slow: it was the first to touch the weights".into();
+        let evidence =
+            format!("the first prompt took {times:.0} times as long as later calls, for the same weights");
+        return Some(cold_start(r, (title, evidence), Confidence::Medium));
     }
     let ns = first_alone(r, main).or_else(|| prompt_alone(r, main))?;
-    Some(Advice {
-        rule: "cold-start",
-        title: format!("the first call waited {:.1} s for the model's file; later ones did not", ns / 1e9),
-        actions: warm(r),
-        gain: None,
-        confidence: Confidence::High,
-        evidence: "threads were off-CPU in page faults and I/O in the first call alone".into(),
-        disproof: "a second run is as slow in its first call".into(),
-        trade_off: None,
-    })
+    let title = format!("the first call waited {:.1} s for the model's file; later ones did not", ns / 1e9);
+    let evidence = "threads were off-CPU in page faults and I/O in the first call alone".into();
+    Some(cold_start(r, (title, evidence), Confidence::High))
 }
 
 /// From this many times what later calls take on, beside their ceilings.
@@ -117,32 +113,23 @@ fn first_touch(r: &RuleInput<'_>, main: &PhaseFacts) -> Option<f64> {
     (alone && calm && times >= TIMES).then_some(times)
 }
 
-/// The first call touched the weights first.
-fn touched(r: &RuleInput<'_>, times: f64) -> Advice {
-    Advice {
-        rule: "cold-start",
-        title: "only the first call was slow: it was the first to touch the weights".into(),
-        actions: warm(r),
-        gain: None,
-        confidence: Confidence::Medium,
-        evidence: format!(
-            "the first prompt took {times:.0} times as long as later calls, for the same weights"
-        ),
-        disproof: "a second prompt of the same process is as slow".into(),
-        trade_off: None,
-    }
-}
-
-/// What to do about a first call.
-fn warm(r: &RuleInput<'_>) -> Vec<String> {
+/// A first call that was slow.
+fn cold_start(r: &RuleInput<'_>, (title, evidence): (String, String), confidence: Confidence) -> Advice {
     let there = match r.facts.memory_limit {
         Some(_) => "to have it there before the first call: cat MODEL.gguf > /dev/null",
         None => "to have it there before the first call: --no-mmap, or cat MODEL.gguf > /dev/null",
     };
-    vec![
-        "measure again now that it is in memory, or after a warm-up of one call".to_owned(),
-        there.to_owned(),
-    ]
+    let again = "measure again now that it is in memory, or after a warm-up of one call";
+    Advice {
+        rule: "cold-start",
+        title,
+        actions: [again, there].map(Into::into).to_vec(),
+        gain: None,
+        confidence,
+        evidence,
+        disproof: "a second prompt of the same process, or a second run, is as slow".into(),
+        trade_off: None,
+    }
 }
 
 /// Time in page faults of a phase whose first call has nearly all of them, ns.

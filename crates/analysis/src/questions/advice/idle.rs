@@ -21,18 +21,13 @@ pub fn rule(r: &RuleInput<'_>) -> Option<Advice> {
             "use as many threads for prompts as for tokens: {} of {prompts} compute nothing in decode and keep the CPU",
             prompts.saturating_sub(p.threads)
         ),
-        actions: vec![
-            format!("-tb {} (as -t)", p.threads),
-            "or OMP_WAIT_POLICY=passive, where other threads do not wait for each other".into(),
-        ],
+        actions: vec![format!("-tb {} (as -t)", p.threads)],
         gain: None,
         confidence: Confidence::Medium,
         evidence: format!(
-            "threads waited for a CPU {} of the time, {} of it while the engine's own other threads ran; prompts have {prompts} \
-             threads, decode {}",
+            "threads waited for a CPU {} of the time, {} of it while the engine's other threads ran",
             pct(waiting),
-            pct(own),
-            p.threads
+            pct(own)
         ),
         disproof: "with equal numbers of threads, decode waits for a CPU as long".into(),
         trade_off: Some("prompts take longer"),

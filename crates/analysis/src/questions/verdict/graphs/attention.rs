@@ -42,18 +42,17 @@ pub fn work(graphs: &PhaseGraphs<'_, '_, '_>) -> Option<AttentionWork> {
             sum
         })
     };
-    let plans: HashMap<u32, OfPlan> = graphs.plans.keys().map(|plan| (*plan, of(plan))).collect();
+    let plans: Vec<(u32, OfPlan)> = graphs.plans.keys().map(|plan| (*plan, of(plan))).collect();
+    let of_plan = |plan: u32| plans.get(plans.binary_search_by_key(&plan, |p| p.0).ok()?).map(|p| p.1);
     let positions = positions(input.loaded);
     let (mut n, mut sum, mut fused, mut alone) = (0.0, [0.0; 2], false, [0.0; 3]);
     for (i, g) in graphs.whole() {
-        let Some(plan) = g.plan.and_then(|plan| plans.get(&plan)).filter(|plan| plan.cells > 0) else {
-            continue;
-        };
+        let Some(plan) = g.plan.and_then(of_plan).filter(|plan| plan.cells > 0) else { continue };
         let cells = plan.cells as f64;
         (n, sum, fused) = (n + 1.0, [sum[0] + plan.ns, sum[1] + cells], fused | plan.fused);
         let call = input.line.cpu_call.get(i).copied().flatten().and_then(|at| input.line.calls.get(at));
-        if let Some(Some(positions)) = call.and_then(|call| positions.get(&call.seq)) {
-            alone = [alone[0] + 1.0, alone[1] + cells, alone[2] + positions];
+        if let Some(Some((_, positions))) = call.and_then(|call| positions.get(&call.seq)) {
+            alone = [alone[0] + 1.0, alone[1] + cells, alone[2] + *positions as f64];
         }
     }
     (n > 0.0).then(|| AttentionWork {
@@ -64,8 +63,8 @@ pub fn work(graphs: &PhaseGraphs<'_, '_, '_>) -> Option<AttentionWork> {
     })
 }
 
-/// By call: the positions of its sequence after it; none if it computes several.
-fn positions(loaded: &Loaded<'_>) -> HashMap<u64, Option<f64>> {
+/// By call: its sequence, and the positions of that after it; none if it computes several.
+fn positions(loaded: &Loaded<'_>) -> HashMap<u64, Option<(i64, i64)>> {
     let mut by_call: HashMap<u64, Option<(i64, i64)>> = HashMap::new();
     for part in &loaded.causes.ubatches {
         let Some(call) = part.token else { continue };
@@ -76,7 +75,7 @@ fn positions(loaded: &Loaded<'_>) -> HashMap<u64, Option<f64>> {
             *of = of.zip(known).filter(|(a, b)| a.0 == b.0).map(|(a, b)| (a.0, a.1.max(b.1)));
         }
     }
-    by_call.into_iter().map(|(call, of)| (call, of.map(|(_, end)| end as f64))).collect()
+    by_call
 }
 
 /// An operator of attention: the fused one, a product with the cache, or the softmax between them.
