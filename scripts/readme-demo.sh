@@ -17,7 +17,7 @@ STEP = re.compile(r"\[\d+:\d\d\] ")
 # are kept.
 KEEP = {
     # The engine's last lines, and the verdict.
-    "tokens: ": lambda at, line: re.match(r"(profinfer:|Model|Recording|Decode|Prefill|A token|Limit|Advice|Details| )", line),
+    "tokens: ": lambda at, line: re.match(r"(profinfer:|Model|Recording|Decode|Prefill|A token|A call|Limit|Advice|Details| )", line),
 }
 CUT = "[…]"
 MARK = "<!-- demo: begin", "<!-- demo: end -->"

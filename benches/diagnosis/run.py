@@ -64,7 +64,7 @@ def diagnosis(name, kind, out):
     """What profinfer says of a recording, as score.py takes it."""
     verdict = report(out)["verdict"]
     limit = verdict["limit"] or {"kind": "unknown", "text": "not known"}
-    causes = [{"id": a["rule"], "evidence": a["title"], "advice": "; ".join(a["actions"]), "gain": a["gain"] and a["gain"]["most"]}
+    causes = [{"id": a["rule"], "evidence": a["evidence"], "advice": "; ".join([a["title"], *a["actions"]]), "gain": a["gain"] and a["gain"]["most"]}
               for a in verdict["advice"]]
     return {"case": name, "kind": kind, "causes": causes, "limit": limit["kind"], "text": limit["text"],
             "no_advice": verdict["no_advice"]}

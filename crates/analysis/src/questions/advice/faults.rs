@@ -86,7 +86,7 @@ const FIRST_CALLS: u64 = 2;
 pub fn cold(r: &RuleInput<'_>) -> Option<Advice> {
     let main = r.main()?;
     if let Some(times) = first_touch(r, main) {
-        let title = "only the first call was slow: it was the first to touch the weights".into();
+        let title = "only the first call was slow: likely the first to touch the weights".into();
         let evidence =
             format!("the first prompt took {times:.0} times as long as later calls, for the same weights");
         return Some(cold_start(r, (title, evidence), Confidence::Medium));

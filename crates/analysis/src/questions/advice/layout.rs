@@ -3,8 +3,8 @@
 use super::rule::{Advice, Confidence, RuleInput, pct};
 use crate::recorded::calls::Phase;
 
-/// From this share of the matrices' bytes, and of the time in calls, on; for prompts of so many tokens a call at least; and at
-/// most at this share of the ceiling.
+/// Lowest share of the matrices' bytes, lowest share of the time in calls, fewest tokens of a call, and highest share of the
+/// ceiling.
 const PLAIN: f64 = 0.5;
 const SHARE: f64 = 0.1;
 const TOKENS: f64 = 16.0;

@@ -3,7 +3,7 @@
 use super::rule::{Advice, Confidence, RuleInput, pct};
 use crate::sums::attribution::interference::WAKING;
 
-/// Asleep within graphs, from this share of the threads' time on; and wake-ups of a call, at least.
+/// Lowest share of the threads' time asleep within graphs, and fewest wake-ups of a call.
 const SHARE: f64 = 0.05;
 const WAKES: f64 = 10.0;
 

@@ -59,7 +59,7 @@ pub struct PhaseVerdict {
     pub batched: bool,
 }
 
-/// From this share of the time between calls on, a call is told from a token.
+/// Share of the time between calls from which the verdict says `call` instead of `token`.
 const APART: f64 = 0.05;
 
 impl PhaseVerdict {

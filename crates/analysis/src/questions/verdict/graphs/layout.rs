@@ -12,6 +12,10 @@ const REPACKED: [&str; 3] = ["q4_0", "q4_K", "iq4_nl"];
 /// See [`super::GraphFacts::plain`].
 pub fn plain(graphs: &PhaseGraphs<'_, '_, '_>) -> Option<f64> {
     let loaded = graphs.input.loaded;
+    // It leaves `data` at the file, and has its repacked matrix beside it.
+    if loaded.engines.iter().any(|engine| engine.version.contains("ggml-runner")) {
+        return None;
+    }
     let stored: HashSet<u32> = loaded.causes.tensor_data.iter().map(|d| d.tensor).collect();
     let (mut seen, mut plain, mut all) = (HashSet::new(), 0.0, 0.0);
     for (_, t, _) in graphs.plans.keys().flat_map(|plan| graphs.hits(*plan)) {

@@ -6,7 +6,7 @@ use crate::recorded::idents::Idents;
 use crate::recorded::load::{Loaded, PlanInfo};
 use crate::sums::ops::{OpTimes, PlanStat, PosStat};
 use crate::sums::tables::Reasons;
-use pfi::record::{Device, Entry, Graph, OpDef, TensorData, Token, TypeDef, Ubatch};
+use pfi::record::{Device, Engine, Entry, Graph, OpDef, TensorData, Token, TypeDef, Ubatch};
 
 const OPS: [&str; 6] = ["NONE", "MUL_MAT", "SCALE", "ADD", "FLASH_ATTN_EXT", "SOFT_MAX"];
 const TYPES: [&str; 3] = ["f32", "q4_0", "q6_K"];
@@ -115,8 +115,9 @@ impl Made {
 
 #[test]
 fn weights_in_the_file_of_types_that_are_repacked() {
-    let part = |stored: &[usize]| {
+    let of = |version: &'static str, stored: &[usize]| {
         let mut made = Made::default();
+        made.0.engines.push(Engine { id: 0, version, layout: "" });
         let weights =
             [("blk.0.attn_q.weight", "q4_0"), ("blk.0.ffn_up.weight", "q4_0"), ("output.weight", "q6_K")]
                 .map(|(name, ty)| made.weight(name, ty));
@@ -126,6 +127,9 @@ fn weights_in_the_file_of_types_that_are_repacked() {
         made.0.causes.tensor_data = stored.iter().map(data).collect();
         made.facts(&results, &[(0, 5)]).plain
     };
+    let part = |stored: &[usize]| of("0.25.1", stored);
+    // It has them twice.
+    assert_eq!(of("0.2.0 (ggml-runner)", &[0, 1, 2]), None);
     // Two of three are repacked, and lie elsewhere; or in the file.
     assert_eq!(part(&[2]), None);
     assert_eq!(part(&[0, 1, 2]), Some(2.0 / 3.0));
