@@ -11,7 +11,7 @@ pub use crate::capture::skel::types::{
     batch_layout as BatchLayout, ev_batch as Batch, ev_call as Call, ev_counted as Counted,
     ev_experts as Experts, ev_hdr as Head, ev_kernels as Kernels, ev_memory as Memory, ev_nodes as Nodes,
     ev_offcpu as OffCpuEvent, ev_op as Op, ev_sampler as Sampler, ev_task as Task, ev_tensor as Tensor,
-    ev_tensors as Tensors, ev_ubatch as Ubatch, memory_what as MemoryWhat,
+    ev_tensors as Tensors, ev_ubatch as Ubatch, gpu_kernel as GpuKernel, memory_what as MemoryWhat,
 };
 
 // The tables of probed functions match the enums of the BPF programs.

@@ -12,6 +12,9 @@ use pfi::{Encoder, KernelRun, KernelTimes, WriteError};
 const NAMES: usize = 8192;
 /// Bytes of a name that are read; a layer keeps no longer ones.
 const NAME: usize = 256;
+const _: () = assert!(size_of::<[event::GpuKernel; event::KERNELS_CHUNK]>() == NAME);
+/// In the first byte of a source: a name, whose address follows in the other bytes (crates/layers/handover).
+const NAMED: u8 = 4;
 
 /// Why a layer has no times of kernels: `Reason` in crates/layers/handover.
 const REASONS: [&str; 6] = [
@@ -92,24 +95,61 @@ impl Kernels {
         Ok(())
     }
 
+    /// Keeps a name that a layer hands over. False: the event is not a name.
+    ///
+    /// # Errors
+    /// The trace cannot be written.
+    pub fn named<W: Write>(
+        &mut self,
+        e: &event::Kernels,
+        enc: &mut Encoder<W>,
+    ) -> Result<bool, WriteError> {
+        if e.source.to_le_bytes()[0] != NAMED {
+            return Ok(false);
+        }
+        // Without a kernel, its text could not be read.
+        if let (true, Some(text)) = (e.n > 0, event::bytes(e).last_chunk()) {
+            self.keep((e.h.tgid, e.source >> 8), text, enc)?;
+        }
+        Ok(true)
+    }
+
     /// Id of the name at an address of a process; 0: not known.
     fn name<W: Write>(&mut self, tgid: u32, address: u64, enc: &mut Encoder<W>) -> Result<u32, WriteError> {
         if address == 0 {
             return Ok(0);
         }
-        if let Some(id) = self.names.get(&(tgid, address)) {
+        // The handed over address has no more bits.
+        let key = (tgid, address & (u64::MAX >> 8));
+        if let Some(id) = self.names.get(&key) {
             return Ok(*id);
         }
         let mut text = [0; NAME];
-        // A process that has ended leaves its kernels without names.
-        if memory::read(tgid, address, &mut text).is_err() || self.names.len() >= NAMES {
+        // The layer told it before this recording, and the process has ended.
+        if memory::read(tgid, address, &mut text).is_err() {
+            return Ok(0);
+        }
+        self.keep(key, &text, enc)
+    }
+
+    /// Gives a name an id, unless it has one; 0: there is no room for another.
+    fn keep<W: Write>(
+        &mut self,
+        key: (u32, u64),
+        text: &[u8; NAME],
+        enc: &mut Encoder<W>,
+    ) -> Result<u32, WriteError> {
+        if let Some(id) = self.names.get(&key) {
+            return Ok(*id);
+        }
+        if self.names.len() >= NAMES {
             return Ok(0);
         }
         let len = text.iter().position(|c| *c == 0).unwrap_or(text.len());
         let name = String::from_utf8_lossy(text.get(..len).unwrap_or_default()).into_owned();
         self.ids += 1;
         let id = self.ids;
-        self.names.insert((tgid, address), id);
+        self.names.insert(key, id);
         enc.kernel_name(id, &name)?;
         Ok(id)
     }
@@ -185,6 +225,50 @@ mod tests {
     fn a_record_is_of_one_queue_and_thread() {
         let found = written(&[event(0, &[(1, 5), (1, 5), (2, 5), (2, 6)], 0)]);
         assert_eq!(found, (vec![(5, 2), (5, 1), (6, 1)], Availability::Whole, "4 kernels".into()));
+    }
+
+    /// An event with a name instead of kernels, in one of process 7.
+    fn name(address: u64, text: &str) -> event::Kernels {
+        let bytes: Vec<u64> = (0..32)
+            .map(|i| (0..8).map(|j| u64::from(*text.as_bytes().get(i * 8 + j).unwrap_or(&0)) << (8 * j)).sum())
+            .collect();
+        let mut e = event(0, &[(0, 0); 4], 0);
+        e.source = u64::from(NAMED) | address << 8;
+        for (to, from) in e.kernel.iter_mut().zip(bytes.chunks(8)) {
+            (to.host, to.queued, to.submitted, to.started) = (from[0], from[1], from[2], from[3]);
+            (to.ended, to.name, to.queue) = (from[4], from[5], from[6]);
+            (to.tid, to.error_ns) = (from[7] as u32, (from[7] >> 32) as u32);
+        }
+        e
+    }
+
+    #[test]
+    fn a_name_that_was_handed_over_outlives_its_process() {
+        let mut enc = Encoder::new(Vec::new(), Default::default(), &sample::HEADER).expect("written");
+        let mut kernels = Kernels::default();
+        let long = "x".repeat(300);
+        // Nothing is at these addresses: no process has the number.
+        for (address, text) in [(0x10, "mul_mat_q4"), (0x110, &long)] {
+            let mut e = event(0, &[(1, 5)], 0);
+            e.kernel[0].name = address;
+            for e in [name(address, text), name(address, text), e] {
+                let e = event::Kernels { h: event::Head { tgid: u32::MAX, ..e.h }, ..e };
+                if !kernels.named(&e, &mut enc).expect("written") {
+                    kernels.write(&e, &mut enc).expect("written");
+                }
+            }
+        }
+        assert_eq!(kernels.feature_status(), (Availability::Whole, "2 kernels".into()));
+        let trace = Trace::from_bytes(enc.finish(&sample::footer()).expect("written")).expect("a trace");
+        let block = trace.block(0).expect("whole");
+        let names = block.records().filter_map(|r| match r.expect("a record") {
+            Record::KernelName(k) => Some((k.id, k.name.len())),
+            _ => None,
+        });
+        assert_eq!(names.collect::<Vec<_>>(), [(1, 10), (2, NAME)]);
+        let unread = event::Kernels { n: 0, ..name(0x20, "") };
+        let mut enc = Encoder::new(Vec::new(), Default::default(), &sample::HEADER).expect("written");
+        assert!(kernels.named(&unread, &mut enc).expect("written") && !kernels.names.contains_key(&(7, 0x20)));
     }
 
     #[test]

@@ -48,6 +48,11 @@ class Kernel(unittest.TestCase):
         text = WARNING.format(where="fs/ext4/inode.c:3000", function="ext4_dirty_folio", caller="ext4_writepages")
         self.assertEqual([severe for severe, _ in report(text)], [False])
 
+    def test_a_check_that_uprobes_themselves_fail_harmlessly_is_only_shown(self):
+        where, function = "fs/ext4/inode.c:460 ext4_check_map_extents_env+0xbc/0xd0", "ext4_check_map_extents_env"
+        text = WARNING.format(where=where, function=function, caller="uprobe_mmap")
+        self.assertEqual([severe for severe, _ in report(text)], [False])
+
     def test_other_lines_are_nothing(self):
         self.assertEqual(report("BUG: workqueue lockup - pool cpus=1 node=0 flags=0x0 nice=0 stuck for 30s!"), [])
         self.assertEqual(report("uprobe: profinfer:4711 failed to unregister, leaking uprobe\neth0: link up"), [])

@@ -160,6 +160,9 @@ impl<W: Write> Drain<W> {
     /// A layer hands over times of kernels.
     pub(super) fn kernels(&mut self, e: &event::Kernels) -> Result<(), WriteError> {
         self.last_ts = e.h.ts;
+        if self.kernels.named(e, &mut self.enc)? {
+            return Ok(());
+        }
         if let Some(shown) = self.shown(e.h.engine) {
             shown.kernels += u64::from(e.n);
         }

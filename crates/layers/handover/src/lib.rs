@@ -51,6 +51,8 @@ pub const VULKAN: u64 = 1;
 pub const CUPTI: u64 = 2;
 /// CUPTI, of kernels that a CUDA graph has launched: the node that they belong to is not known.
 pub const CUPTI_GRAPH: u64 = 3;
+/// A name, instead of kernels: its text, as long as a chunk, with its address from the second byte of the source on.
+const NAMED: u64 = 4;
 
 /// Why kernels have no times, in the order of the recorder's `REASONS` (src/recorder/device_kernels.rs).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -73,7 +75,7 @@ pub enum Reason {
 const REASONS: usize = 6;
 
 /// What a recorder probes: `n` kernels, at most [`BATCH`], and the number whose times were lost since the last call, for
-/// the reason whose number, from 1, is the second byte of `source`. The memory behind the last kernel can be read up to a multiple of four.
+/// the reason whose number, from 1, is the second byte of `source`. If that is [`NAMED`], `kernels` is a name. The memory behind the last kernel can be read up to a multiple of four.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub extern "C" fn profinfer_gpu_kernels(kernels: *const KernelTimes, n: u64, lost: u64, source: u64) -> u64 {
@@ -86,6 +88,7 @@ pub extern "C" fn profinfer_gpu_kernels(kernels: *const KernelTimes, n: u64, los
 
 /// Kernels that the recorder reads at once (src/bpf/event.h, KERNELS_CHUNK).
 const CHUNK: usize = 4;
+const _: () = assert!(CHUNK * size_of::<KernelTimes>() == NAME);
 
 const NONE: KernelTimes = KernelTimes {
     host: 0,
@@ -104,14 +107,18 @@ pub struct Batch<const SOURCE: u64> {
     kernels: [KernelTimes; BATCH],
     len: usize,
     lost: [u64; REASONS],
+    /// Names that were handed over: a program that ends right after its kernels cannot be asked for theirs.
+    named: Handles,
 }
 
 impl<const SOURCE: u64> Batch<SOURCE> {
     pub const fn new() -> Self {
-        Batch { kernels: [NONE; BATCH], len: 0, lost: [0; REASONS] }
+        Batch { kernels: [NONE; BATCH], len: 0, lost: [0; REASONS], named: Handles::new() }
     }
 
+    /// The kernel's name is 0, or of [`Names`].
     pub fn push(&mut self, kernel: KernelTimes) {
+        self.hand_over_name(kernel.name);
         if let Some(place) = self.kernels.get_mut(self.len) {
             *place = kernel;
             self.len += 1;
@@ -125,6 +132,13 @@ impl<const SOURCE: u64> Batch<SOURCE> {
     pub fn lose(&mut self, n: usize, why: Reason) {
         if let Some(lost) = self.lost.get_mut(why as usize) {
             *lost = lost.saturating_add(n as u64);
+        }
+    }
+
+    fn hand_over_name(&mut self, name: u64) {
+        if name != 0 && self.named.get(name).is_none() {
+            self.named.set(name, 1);
+            profinfer_gpu_kernels(name as *const KernelTimes, CHUNK as u64, 0, NAMED | name << 8);
         }
     }
 
