@@ -40,8 +40,8 @@ quick="--phase decode --rounds 0 --prompt 4 --tokens 16 --time 30min --no-energy
 # The first of the settings that are tried is another one.
 echo never >$mode
 cat $mode >before.txt
-# A CPU of each cluster: few choices.
-profinfer tune --json $quick --cpus 1,2 --knobs none -- /tmp/bin/ggml-runner run -m /tmp/m.gguf -t 1 --no-warmup >tune.json
+# A CPU of each cluster: few choices. All of them, as how fast each is depends on the host.
+profinfer tune --json $quick --exhaustive --cpus 1,2 --knobs none -- /tmp/bin/ggml-runner run -m /tmp/m.gguf -t 1 --no-warmup >tune.json
 pages="$quick --cpus 2 --knobs huge-pages"
 profinfer tune $pages -- /tmp/bin/llama-bench >/dev/null 2>&1 &
 tune=$!
