@@ -99,11 +99,7 @@ impl Kernels {
     ///
     /// # Errors
     /// The trace cannot be written.
-    pub fn named<W: Write>(
-        &mut self,
-        e: &event::Kernels,
-        enc: &mut Encoder<W>,
-    ) -> Result<bool, WriteError> {
+    pub fn named<W: Write>(&mut self, e: &event::Kernels, enc: &mut Encoder<W>) -> Result<bool, WriteError> {
         if e.source.to_le_bytes()[0] != NAMED {
             return Ok(false);
         }
@@ -230,7 +226,9 @@ mod tests {
     /// An event with a name instead of kernels, in one of process 7.
     fn name(address: u64, text: &str) -> event::Kernels {
         let bytes: Vec<u64> = (0..32)
-            .map(|i| (0..8).map(|j| u64::from(*text.as_bytes().get(i * 8 + j).unwrap_or(&0)) << (8 * j)).sum())
+            .map(|i| {
+                (0..8).map(|j| u64::from(*text.as_bytes().get(i * 8 + j).unwrap_or(&0)) << (8 * j)).sum()
+            })
             .collect();
         let mut e = event(0, &[(0, 0); 4], 0);
         e.source = u64::from(NAMED) | address << 8;
@@ -268,7 +266,9 @@ mod tests {
         assert_eq!(names.collect::<Vec<_>>(), [(1, 10), (2, NAME)]);
         let unread = event::Kernels { n: 0, ..name(0x20, "") };
         let mut enc = Encoder::new(Vec::new(), Default::default(), &sample::HEADER).expect("written");
-        assert!(kernels.named(&unread, &mut enc).expect("written") && !kernels.names.contains_key(&(7, 0x20)));
+        assert!(
+            kernels.named(&unread, &mut enc).expect("written") && !kernels.names.contains_key(&(7, 0x20))
+        );
     }
 
     #[test]

@@ -20,6 +20,7 @@ static ALLOCATOR: common::allocator::Counting = common::allocator::Counting;
 
 mod affinity;
 mod agents;
+mod bisect;
 mod btf;
 mod budget;
 mod capabilities;

@@ -126,7 +126,8 @@ fn the_bar_adds_up_to_the_whole() {
     let v = verdict(end(s));
     let bar = v.phases[0].bar.unwrap();
     assert!((bar.all().iter().map(|(_, share)| share).sum::<f64>() - 1.0).abs() < 1e-9, "{bar:?}");
-    assert_eq!(bar.percent().iter().map(|(_, n)| n).sum::<u32>(), 100);
+    let wall = v.phases[0].bar_wall.unwrap();
+    assert_eq!(wall.percent().iter().map(|(_, n)| n).sum::<u32>(), 100);
     // Thread 1 computes half of the time and waits for the other; each was off-CPU in one op of 33.
     let whole = (2 * POSITIONS) as f64;
     assert!((bar.waiting_for_cpu.unwrap() - 1.0 / 3.0 / whole).abs() < 1e-3, "{bar:?}");

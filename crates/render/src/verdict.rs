@@ -7,7 +7,7 @@ use super::units::{count, pct, time};
 use super::{quality, runs};
 use analysis::questions::advice::{Advice, Gain};
 use analysis::questions::report::Report;
-use analysis::questions::verdict::bar::TimeBar;
+use analysis::questions::verdict::bar::WallBar;
 use analysis::questions::verdict::{PhaseVerdict, RunVerdict};
 use analysis::recorded::calls::{Latency, Phase};
 use analysis::recorded::graph_kinds::GraphKind;
@@ -41,7 +41,7 @@ pub fn write(out: &mut dyn Write, report: &Report, file: &str, style: &Style) ->
     for text in kinds(&report.graph_kinds) {
         line(out, style, "", &text)?;
     }
-    if let Some((unit, bar)) = v.phases.first().and_then(|p| Some((p.unit(), p.bar?))) {
+    if let Some((unit, bar)) = v.phases.first().and_then(|p| Some((p.unit(), p.bar_wall?))) {
         shares(out, unit, &bar, style)?;
     }
     if let Some(limit) = &v.limit {
@@ -134,7 +134,7 @@ pub(crate) fn speed(p: &PhaseVerdict) -> String {
         parts.push(format!("{rate:.2} tok/s with the time between calls ({:.0} %)", share * 100.0));
     }
     if let Some(l) = p.latency {
-        parts.push(format!("{} a {}", quantiles(&l), p.unit()));
+        parts.push(format!("{} a {}", quantiles(&l), p.latency_unit()));
     }
     if let Some(c) = p.ceiling.as_ref().filter(|c| c.source != "trace") {
         let of = c.tokens_per_s.map_or_else(String::new, |n| format!(" {n:.1} tok/s"));
@@ -185,7 +185,7 @@ fn mega(n: f64, unit: &str) -> String {
 }
 
 /// The bar, and its shares from 1 % on.
-fn shares(out: &mut dyn Write, unit: &str, bar: &TimeBar, style: &Style) -> io::Result<()> {
+fn shares(out: &mut dyn Write, unit: &str, bar: &WallBar, style: &Style) -> io::Result<()> {
     let name = format!("A {unit}");
     let parts = bar.percent();
     let mut drawn = String::new();
@@ -210,18 +210,19 @@ fn mark(share: &str) -> char {
         "blocked" => '~',
         "device" => '%',
         "gaps" => '-',
+        "between calls" => '_',
         _ => '?',
     }
 }
 
 /// The shares from 1 % on, in words.
-pub(crate) fn legend(bar: &TimeBar) -> Vec<String> {
+pub(crate) fn legend(bar: &WallBar) -> Vec<String> {
     named(bar).iter().map(|(what, name, n)| format!("{} {n} % {name}", mark(what))).collect()
 }
 
 /// The shares from 1 % on, with their names as shown, in percent.
-pub(crate) fn named(bar: &TimeBar) -> Vec<(&'static str, &'static str, u32)> {
-    let computing = if bar.barrier.is_some() { "computing" } else { "computing and at barriers" };
+pub(crate) fn named(bar: &WallBar) -> Vec<(&'static str, &'static str, u32)> {
+    let computing = if bar.bar.barrier.is_some() { "computing" } else { "computing and at barriers" };
     let name = |name| if name == "computing" { computing } else { name };
     bar.percent().into_iter().filter(|(_, n)| *n > 0).map(|(what, n)| (what, name(what), n)).collect()
 }

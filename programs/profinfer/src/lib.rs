@@ -10,6 +10,8 @@ use cli::program::{Elsewhere, Program};
 
 pub mod accuracy;
 pub mod advise;
+#[cfg(all(feature = "agent", not(feature = "board")))]
+pub mod bisect;
 #[cfg(feature = "agent")]
 pub mod conf;
 #[cfg(feature = "agent")]
@@ -136,6 +138,8 @@ const COMMANDS: &[&Command] = &[
     &diagnose::COMMAND,
     #[cfg(feature = "agent")]
     &tune::COMMAND,
+    #[cfg(all(feature = "agent", not(feature = "board")))]
+    &bisect::COMMAND,
     #[cfg(feature = "agent")]
     &config::COMMAND,
     #[cfg(feature = "agent")]
@@ -191,15 +195,18 @@ profinfer completions fish > ~/.config/fish/completions/profinfer.fish",
 const ELSEWHERE: &[Elsewhere] = &[
     #[cfg(feature = "board")]
     Elsewhere {
-        names: &["html", "export", "dag", "stat", "diff", "score", "experts", "predict", "diagnose", "mcp"],
+        names: &[
+            "html", "export", "dag", "stat", "diff", "bisect", "score", "experts", "predict", "diagnose",
+            "mcp",
+        ],
         build: "for boards",
         hint: "copy the trace to another machine with a full build of profinfer",
     },
     #[cfg(not(feature = "agent"))]
     Elsewhere {
         names: &[
-            "record", "top", "diagnose", "tune", "config", "serve", "doctor", "status", "dump", "watch",
-            "stop", "mcp", "selftest", "install",
+            "record", "top", "diagnose", "tune", "bisect", "config", "serve", "doctor", "status", "dump",
+            "watch", "stop", "mcp", "selftest", "install",
         ],
         build: "without the recorder",
         hint: "to include it, run cargo build --release on Linux without --no-default-features",

@@ -301,7 +301,7 @@ fn knobs(text: &str) -> Result<(Vec<Knob>, bool), String> {
 static STOPS: AtomicU32 = AtomicU32::new(0);
 
 /// Messages on standard error, and a line for the present run on a terminal.
-struct Terminal {
+pub(super) struct Terminal {
     quiet: bool,
     terminal: bool,
     shown: bool,
@@ -309,7 +309,7 @@ struct Terminal {
 
 impl Terminal {
     /// Ctrl-C and SIGTERM end the search; a second one ends the program.
-    fn install(quiet: bool) -> anyhow::Result<Terminal> {
+    pub(super) fn install(quiet: bool) -> anyhow::Result<Terminal> {
         ctrlc::set_handler(|| {
             if STOPS.fetch_add(1, Ordering::SeqCst) > 0 {
                 // The recorder gets SIGTERM with the end of this process.
@@ -320,7 +320,7 @@ impl Terminal {
         Ok(Terminal { quiet, terminal: io::stderr().is_terminal(), shown: false })
     }
 
-    fn clear(&mut self) {
+    pub(super) fn clear(&mut self) {
         if std::mem::take(&mut self.shown) {
             let _ = write!(io::stderr(), "\r\x1b[K");
         }

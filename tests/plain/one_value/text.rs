@@ -58,7 +58,7 @@ const HEADINGS: [(&str, &str); 4] =
 
 fn shares(legend: &str) -> Value {
     let share = |part: &str| {
-        let part = part.trim().trim_start_matches(['#', '=', '.', '!', '~', '%', '-', '?', ' ']);
+        let part = part.trim().trim_start_matches(['#', '=', '.', '!', '~', '%', '-', '_', '?', ' ']);
         let (n, name) = part.split_once(" % ")?;
         Some((name.trim().replace(' ', "_"), json!(n.parse::<f64>().ok()? / 100.0)))
     };
@@ -72,7 +72,7 @@ pub fn verdict(text: &str) -> Value {
         HEADINGS.iter().filter_map(|(name, phase)| Some(speed(phase, item(text, name)?))).collect();
     let limit = item(text, "Limit").and_then(|said| before(said, " % of the ceiling"));
     if let Some(first) = phases.first_mut() {
-        first["bar"] = text.lines().find(|l| l.trim_start().starts_with("# ")).map(shares).into();
+        first["bar_wall"] = text.lines().find(|l| l.trim_start().starts_with("# ")).map(shares).into();
         first["limit_reached"] = limit.map(|n| n / 100.0).into();
         first["read_mb"] = item(text, "Limit").and_then(|said| before(said, " MB from storage")).into();
     }

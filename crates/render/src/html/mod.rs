@@ -46,7 +46,7 @@ pub const SCRIPT: &str =
     concat!(include_str!("page.js"), include_str!("filter.js"), include_str!("timeline.js"));
 /// Base64 SHA-256 of the two for the page's content security policy (tests/plain/html.rs prints the required
 /// values).
-pub const STYLE_HASH: &str = "d58k1+jgPigrnKHj59OJJeKyvvfGOOk/jpBEISKTHEo=";
+pub const STYLE_HASH: &str = "5FWeOEUc9hjEhLjPbYvUgUdYSjl5p6ASnkIvLOOHAxQ=";
 pub const SCRIPT_HASH: &str = "Yz/sDjqvt6ypsC8/Zv89bUg/vHE2TepBiXkm5hks6/E=";
 
 /// Writes the contents of a section.

@@ -8,7 +8,7 @@ use crate::section::SectionItem;
 use crate::verdict::{gain, heading, kinds, named, ran, reasons, requests, speed};
 use analysis::questions::advice::Advice;
 use analysis::questions::report::Report;
-use analysis::questions::verdict::bar::TimeBar;
+use analysis::questions::verdict::bar::WallBar;
 
 /// Width of the bar in units: it is stretched to the width of the page.
 const WIDTH: u32 = 100;
@@ -22,7 +22,7 @@ pub fn write(out: &mut dyn Write, report: &Report, id: &str) -> io::Result<()> {
     facts.extend(v.phases.iter().map(|p| SectionItem::Fact(heading(p), speed(p))));
     facts.extend(kinds(&report.graph_kinds).into_iter().map(|text| SectionItem::Fact("Graphs", text)));
     markup::lines(out, &facts)?;
-    if let Some((unit, bar)) = v.phases.first().and_then(|p| Some((p.unit(), p.bar?))) {
+    if let Some((unit, bar)) = v.phases.first().and_then(|p| Some((p.unit(), p.bar_wall?))) {
         draw(out, id, unit, &bar)?;
     }
     if let Some(limit) = &v.limit {
@@ -36,7 +36,7 @@ pub fn write(out: &mut dyn Write, report: &Report, id: &str) -> io::Result<()> {
 }
 
 /// The bar: its shares add up to 100 %.
-fn draw(out: &mut dyn Write, id: &str, unit: &str, bar: &TimeBar) -> io::Result<()> {
+fn draw(out: &mut dyn Write, id: &str, unit: &str, bar: &WallBar) -> io::Result<()> {
     let shares = named(bar);
     let name = format!("Where the time of a {unit} goes");
     let told: Vec<String> = shares.iter().map(|(_, name, n)| format!("{n} % {name}")).collect();
@@ -74,6 +74,7 @@ fn class(share: &str) -> &'static str {
         "blocked" => "blocked",
         "device" => "device",
         "gaps" => "rest",
+        "between calls" => "between",
         _ => "unseen",
     }
 }

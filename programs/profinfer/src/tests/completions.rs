@@ -18,6 +18,7 @@ const OTHERS: &[&str] = &[
     "1,2,3",
     "A..B",
     "ADDRESS",
+    "COMMAND",
     "CPU",
     "FD",
     "GB/S",

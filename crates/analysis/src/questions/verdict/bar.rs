@@ -134,6 +134,40 @@ impl TimeBar {
         known.into_iter().filter_map(|(name, share)| Some((name, share?))).collect()
     }
 
+    /// The shares with the time between calls, which takes `between` of a token's time.
+    pub fn with_between(&self, between: f64) -> WallBar {
+        let within = 1.0 - between;
+        let known = |share: Option<f64>| share.map(|share| share * within);
+        let bar = TimeBar {
+            computing: self.computing * within,
+            barrier: known(self.barrier),
+            waiting_for_cpu: known(self.waiting_for_cpu),
+            faults: known(self.faults),
+            blocked: known(self.blocked),
+            device: self.device * within,
+            gaps: self.gaps * within,
+            unknown: self.unknown * within,
+        };
+        WallBar { bar, between_calls: Some(between) }
+    }
+}
+
+/// Shares of the time from a call's start to the next one's, 0 to 1; those that are not null add up to 1.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
+pub struct WallBar {
+    #[serde(flatten)]
+    pub bar: TimeBar,
+    /// After a call, before the next one; null if it is not known: all is of the time in calls.
+    pub between_calls: Option<f64>,
+}
+
+impl WallBar {
+    /// All shares that are known, as [`TimeBar::all`].
+    pub fn all(&self) -> Vec<(&'static str, f64)> {
+        let between = self.between_calls.map(|share| ("between calls", share));
+        self.bar.all().into_iter().chain(between).collect()
+    }
+
     /// [`Self::all`] in whole percent that add up to 100: the largest remainders are rounded up.
     pub fn percent(&self) -> Vec<(&'static str, u32)> {
         let all = self.all();
@@ -160,7 +194,11 @@ mod tests {
         for (computing, barrier) in [(0.334, 0.333), (0.005, 0.99), (0.0, 0.0), (0.1249, 0.4999)] {
             let gaps = 1.0 - computing - barrier;
             let bar = TimeBar { computing, barrier: Some(barrier), gaps, ..TimeBar::default() };
-            assert_eq!(bar.percent().iter().map(|(_, n)| n).sum::<u32>(), 100, "{computing} {barrier}");
+            for between in [0.0, 0.117, 1.0] {
+                let wall = bar.with_between(between);
+                assert_eq!(wall.percent().iter().map(|(_, n)| n).sum::<u32>(), 100, "{computing} {barrier}");
+                assert_eq!(wall.all().last(), Some(&("between calls", between)));
+            }
         }
     }
 

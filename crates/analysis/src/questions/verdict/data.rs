@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::bar::TimeBar;
+use super::bar::{TimeBar, WallBar};
 use super::storage::StorageReads;
 use crate::questions::advice::data::Advice;
 use crate::questions::report::data::FirstCall;
@@ -50,34 +50,47 @@ pub struct PhaseVerdict {
     pub ceiling: Option<SpeedCeiling>,
     /// With more threads than the run's, if the machine then allows more.
     pub machine: Option<SpeedCeiling>,
+    /// Of the time in calls; and with the time between them, as far as it is known.
     pub bar: Option<TimeBar>,
+    pub bar_wall: Option<WallBar>,
     /// What its calls read from storage; omitted if nothing was, or it was not recorded.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub storage: Option<StorageReads>,
-    /// Its calls decode for several sequences at a time: latency and bar are of a call, not of a token.
+    /// Its calls decode for several sequences at a time: latency and bars are of a call, not of a token.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub batched: bool,
 }
 
-/// Share of the time between calls from which the verdict says `call` instead of `token`.
+/// Share of the time between calls from which a latency is said to be of a `call` instead of a `token`.
 const APART: f64 = 0.05;
 
 impl PhaseVerdict {
-    /// What latency and bar are of. Where much of the time is between calls, a call is not what a user gets as a token.
+    /// What the bar is of.
     pub fn unit(&self) -> &'static str {
-        let apart = self.batched || self.between().is_some_and(|share| share >= APART);
-        match (self.runs_per_s, self.phase, apart) {
+        match (self.runs_per_s, self.phase, self.batched) {
             (Some(_), ..) => "run",
             (None, Phase::Decode, false) => "token",
             _ => "call",
         }
     }
 
-    /// Share of the time between calls; `None` if it is not known. A device may compute after a call has returned.
-    pub fn between(&self) -> Option<f64> {
-        self.bar.is_none_or(|bar| bar.device <= 0.0).then_some(())?;
-        Some((1.0 - self.tokens_per_s_wall? / self.tokens_per_s.filter(|rate| *rate > 0.0)?).max(0.0))
+    /// What the latency is of. Where much of the time is between calls, a call is not what a user gets as a token.
+    pub fn latency_unit(&self) -> &'static str {
+        let apart = self.between().is_some_and(|share| share >= APART);
+        if apart && self.runs_per_s.is_none() { "call" } else { self.unit() }
     }
+
+    /// Share of the time between calls; `None` if it is not known.
+    pub fn between(&self) -> Option<f64> {
+        between(self.bar.as_ref(), self.tokens_per_s, self.tokens_per_s_wall)
+    }
+}
+
+/// Share of the time between calls, of tokens per second in calls and with the time between them. It is not known if a
+/// device may compute after a call has returned.
+pub fn between(bar: Option<&TimeBar>, in_calls: Option<f64>, wall: Option<f64>) -> Option<f64> {
+    bar.is_none_or(|bar| bar.device <= 0.0).then_some(())?;
+    Some((1.0 - wall? / in_calls.filter(|rate| *rate > 0.0)?).max(0.0))
 }
 
 /// The ceiling of a phase.

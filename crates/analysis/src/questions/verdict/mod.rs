@@ -34,16 +34,23 @@ pub fn verdict(input: FactInput<'_, '_>, report: &Report, peaks: &[Peak]) -> Run
         let usable = facts.cpus.usable();
         let machine =
             top.as_ref().ok().zip(run).and_then(|(top, run)| of_machine(p, top, run, (peaks, usable)));
+        let (tokens_per_s, tokens_per_s_wall) =
+            (figures.and_then(|f| f.tokens_per_s), figures.and_then(|f| f.tokens_per_s_wall));
+        let apart = data::between(p.bar.as_ref(), tokens_per_s, tokens_per_s_wall);
         let phase = PhaseVerdict {
             phase: p.phase,
             runs_per_s: figures.and_then(|f| f.runs_per_s),
-            tokens_per_s: figures.and_then(|f| f.tokens_per_s),
-            tokens_per_s_wall: figures.and_then(|f| f.tokens_per_s_wall),
+            tokens_per_s,
+            tokens_per_s_wall,
             first_call: figures.and_then(|f| f.first_call),
             latency: figures.and_then(|f| f.latency),
             ceiling: top.as_ref().ok().cloned(),
             machine,
             bar: p.bar,
+            bar_wall: p.bar.map(|bar| match apart {
+                Some(share) => bar.with_between(share),
+                None => bar::WallBar { bar, between_calls: None },
+            }),
             storage: p.reads.clone(),
             batched: report.sequences.as_ref().is_some_and(|s| s.batching.most > 1),
         };
