@@ -22,6 +22,7 @@ import argparse
 import fcntl
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -122,7 +123,12 @@ def fault_of_not_run(command):
     ours = re.search(r"(?:^|sudo |\./|[;&|] *)profinfer( [a-z]+)((?: [^;&|>]*?)?)(?= -- | [;&|>]|$)", command.short)
     if ours and PROFINFER.exists():
         # One more option, that is not known, is the only thing it complains about.
-        options = re.sub(r"\$\([^)]*\)", "1", ours[2]).replace('"', "").split()
+        words = re.sub(r"\$\([^)]*\)", "1", ours[2])
+        try:
+            options = shlex.split(words)
+        except ValueError:
+            # A quote is open where another command was cut off.
+            options = words.replace('"', "").split()
         code, said = bounded.run([PROFINFER, ours[1].strip(), *options, "--no-such-flag"], SHORT)
         if code is None or "unknown option '--no-such-flag'" not in said:
             return f"not ended within {SHORT} s" if code is None else said.strip()
