@@ -122,6 +122,8 @@ fn apart(a: &Found, b: &Found, near: (f64, f64)) -> (usize, Option<String>) {
 fn is_left_out(view: &str) -> bool {
     match view {
         "parquet" => !cfg!(feature = "dataset"),
+        // Without the feature, or without DuckDB.
+        "sql" => ALL.iter().all(|v| v.of.get(view).is_none_or(serde_json::Value::is_null)),
         "metrics" | "otlp" | "watch" => !cfg!(feature = "agent"),
         _ => false,
     }

@@ -17,6 +17,14 @@ fn both_programs_say_what_they_are_built_from() {
 }
 
 #[test]
+fn an_option_of_no_subcommand_is_told_where_options_belong() {
+    let output = Command::new(env!("CARGO_BIN_EXE_profinfer")).arg("-v").output().expect("it runs");
+    let said = String::from_utf8(output.stderr).expect("text");
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    assert!(said.contains("unknown option '-v'; there are -h, --help and --version"), "{said}");
+}
+
+#[test]
 fn the_commit_is_the_one_checked_out() {
     let version = profinfer::VERSION;
     let rest = version.strip_prefix(env!("CARGO_PKG_VERSION")).expect("the version comes first");

@@ -147,9 +147,11 @@ impl Program {
         if let Some(Elsewhere { build, hint, .. }) = self.elsewhere.iter().find(|e| e.names.contains(&name)) {
             return Err(Usage::new(format!("this build {build} does not include '{name}': {hint}")));
         }
-        let what = if name.starts_with('-') { "option" } else { "subcommand" };
+        let option = name.starts_with('-');
+        let what = if option { "option" } else { "subcommand" };
         let hint = match nearest(name, names().chain(["--help", "--version"])) {
             Some(near) => format!("the nearest is '{near}'"),
+            None if option => "there are -h, --help and --version; others follow a subcommand".to_owned(),
             None => format!("available: {}", any_of(names()).replace(" or ", " and ")),
         };
         Err(Usage::new(format!("unknown {what} '{name}'; {hint}")))

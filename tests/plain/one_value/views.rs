@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
+#[cfg(feature = "dataset")]
+use std::path::PathBuf;
 use std::process::Command;
 
 use serde_json::{Map, Value, json};
@@ -10,6 +12,8 @@ use analysis::streams::live::Live;
 use pfi::Trace;
 
 use super::text;
+#[cfg(feature = "dataset")]
+use crate::common::python;
 
 /// Peaks of the machine that all views compare with: GFLOP/s and GB/s.
 const PEAK: [&str; 2] = ["--peak", "500,10"];
@@ -37,6 +41,7 @@ pub const NAMES: &[&str] = &[
     "python",
     "diff",
     "parquet",
+    "sql",
     "metrics",
     "otlp",
     "watch",
@@ -63,11 +68,18 @@ pub fn of_all(recordings: Vec<(&'static str, Vec<u8>)>) -> Vec<Views> {
         std::fs::write(&file, bytes).expect("written");
         all.push((name, file));
     }
-    let python = python(&all.iter().map(|(_, file)| file.as_path()).collect::<Vec<_>>());
-    all.iter().map(|(name, file)| of_one(name, file, &python)).collect()
+    let python = tables_of(&all.iter().map(|(_, file)| file.as_path()).collect::<Vec<_>>());
+    #[cfg(feature = "dataset")]
+    let answers = {
+        all.iter().for_each(|(_, file)| export(file));
+        questions(&all.iter().map(|(_, file)| set_of(file)).collect::<Vec<_>>())
+    };
+    #[cfg(not(feature = "dataset"))]
+    let answers = Value::Null;
+    all.iter().map(|(name, file)| of_one(name, file, &python, &answers)).collect()
 }
 
-fn of_one(name: &'static str, file: &Path, python: &Value) -> Views {
+fn of_one(name: &'static str, file: &Path, python: &Value, answers: &Value) -> Views {
     let path = file.to_str().expect("UTF-8");
     let with = |args: &[&str]| run(&[args, &PEAK, &[path]].concat());
     let report = parsed(with(&["report", "--json"]));
@@ -110,7 +122,11 @@ fn of_one(name: &'static str, file: &Path, python: &Value) -> Views {
         of.insert("watch", pid.map_or(Value::Null, |pid| super::metrics::watch(file, pid)));
     }
     #[cfg(feature = "dataset")]
-    of.insert("parquet", shown.tables(parquet(file)));
+    {
+        of.insert("parquet", shown.tables(parquet(&set_of(file))));
+        of.insert("sql", answers[set_of(file).to_str().expect("UTF-8")].clone());
+    }
+    let _ = answers;
     let with_bar =
         report["verdict"]["phases"].as_array().into_iter().flatten().filter(|p| !p["bar"].is_null());
     let ones: Vec<Value> = with_bar.map(|p| json!({ "phase": p["phase"], "one": 1 })).collect();
@@ -225,7 +241,7 @@ fn top(file: &Path) -> Value {
 }
 
 /// The tables of the reader for Python, by file.
-fn python(files: &[&Path]) -> Value {
+fn tables_of(files: &[&Path]) -> Value {
     let root = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."));
     let out = Command::new("python3")
         .arg(root.join("tests/plain/one_value/tables.py"))
@@ -238,20 +254,37 @@ fn python(files: &[&Path]) -> Value {
     serde_json::from_slice(&out.stdout).expect("JSON")
 }
 
-/// The tables of a data set with this recording alone.
+/// Where the data set is that has this recording alone.
 #[cfg(feature = "dataset")]
-fn parquet(file: &Path) -> Value {
-    use parquet::file::reader::{FileReader, SerializedFileReader};
-    let dir = tempfile::tempdir().expect("a directory");
-    let set = dir.path().join("set");
+fn set_of(file: &Path) -> PathBuf {
+    file.with_extension("set")
+}
+
+#[cfg(feature = "dataset")]
+fn export(file: &Path) {
     let out = Command::new(env!("CARGO_BIN_EXE_profinfer"))
         .args(["export", "--parquet"])
-        .args([&set, file])
+        .args([&set_of(file), file])
         .output()
         .expect("it runs");
     assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+}
+
+/// What the questions of docs/SQL.md say of each data set; none without DuckDB.
+#[cfg(feature = "dataset")]
+fn questions(sets: &[PathBuf]) -> Value {
+    let root = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."));
+    let mut ask = Command::new("python3");
+    ask.arg(root.join("tests/plain/one_value/questions.py")).arg(root.join("docs/SQL.md")).args(sets);
+    python::json(&mut ask).unwrap_or_default()
+}
+
+/// The tables of a data set.
+#[cfg(feature = "dataset")]
+fn parquet(set: &Path) -> Value {
+    use parquet::file::reader::{FileReader, SerializedFileReader};
     let mut tables = Map::new();
-    for table in std::fs::read_dir(&set).into_iter().flatten().flatten().filter(|e| e.path().is_dir()) {
+    for table in std::fs::read_dir(set).into_iter().flatten().flatten().filter(|e| e.path().is_dir()) {
         let mut rows = Vec::new();
         for file in files_below(&table.path()) {
             let reader =
@@ -283,7 +316,7 @@ fn field(field: &parquet::record::Field) -> Value {
 }
 
 #[cfg(feature = "dataset")]
-fn files_below(dir: &Path) -> Vec<std::path::PathBuf> {
+fn files_below(dir: &Path) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(dir).expect("a directory").map(|e| e.expect("an entry").path());
     entries
         .flat_map(|path| if path.is_dir() { files_below(&path) } else { vec![path] })
