@@ -81,6 +81,7 @@ fn pages_work_in_a_browser() {
             "time-bar",
             "tokens-decode",
             "dag",
+            "flame-chart",
             "roofline-chart",
             "products-chart",
             "growth-chart",
@@ -90,9 +91,9 @@ fn pages_work_in_a_browser() {
             "reuse-chart"
         ])
     );
-    let hostile = ["time-bar", "tokens-decode", "dag", "products-chart", "threads-chart"];
+    let hostile = ["time-bar", "tokens-decode", "dag", "flame-chart", "products-chart", "threads-chart"];
     assert_eq!(charts("hostile.html"), json!(hostile));
-    assert_eq!(charts("gaps.html"), json!(["time-bar", "tokens-decode", "threads-chart"]));
+    assert_eq!(charts("gaps.html"), json!(["time-bar", "tokens-decode", "flame-chart", "threads-chart"]));
     assert_eq!(charts("compare.html"), json!(["time-bar-a", "time-bar-b", "dag"]));
     assert_eq!(charts("long.html"), json!(["tokens-decode"]));
 }

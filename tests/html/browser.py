@@ -24,6 +24,7 @@ FLAGS = [
     "--disable-background-networking", "--disable-extensions", "--remote-debugging-pipe",
 ]
 DESK = {"width": 1280, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+NARROW = {"width": 700, "height": 900, "deviceScaleFactor": 1, "mobile": False}
 PHONE = {"width": 390, "height": 844, "deviceScaleFactor": 2, "mobile": True}
 
 
@@ -226,6 +227,27 @@ def graph(b):
     check(fits, "the key that fits it in")
 
 
+def flame(b):
+    """Zooms into the narrowest frame by keyboard, and out again; the link has it."""
+    b.do("window.frames_ = [...document.querySelectorAll('#flame-chart g.f')].filter((g) => !g.classList.contains('out'));"
+         "window.widths_ = () => frames_.map((g) => Number(g.querySelector('rect').getAttribute('width')));")
+    wide = b.do("document.querySelector('#flame-chart').clientWidth")
+    widths = b.do("widths_()")
+    check(len(widths) > 4 and abs(widths[0] - wide) < 1, f"frames of {widths[:3]}, in {wide} pixels")
+    least = widths.index(min(widths))
+    b.do(f"frames_[{least}].focus()")
+    b.key("Enter", text="\r")
+    check(abs(b.do("widths_()")[least] - wide) < 1, "a frame fills the place when it is selected")
+    check("flame=" in b.do("location.hash"), "the link has the frame")
+    b.key("Escape")
+    same(b.do("widths_()"), widths, "all frames again")
+    check("flame=" not in b.do("location.hash"), "the link has no frame any more")
+    b.do("frames_[0].focus()")
+    b.key("ArrowDown")
+    below = "document.activeElement.querySelector('rect').getAttribute('y') > 0"
+    check(b.do(below), "the key for the frame below")
+
+
 def middle(b, element):
     """The place of an element in the window, after scrolling there."""
     return b.do(f"(() => {{ const e = {element}; e.scrollIntoView({{ block: 'center' }}); "
@@ -416,6 +438,10 @@ def views(b, shots, name):
         backs.append(b.do("getComputedStyle(document.body).backgroundColor"))
         shoot(b, shots, f"{name}-{theme}")
     check(backs[0] != backs[1], f"both themes are {backs[0]}")
+    b.ask("Emulation.setDeviceMetricsOverride", **NARROW)
+    wide = b.do("document.documentElement.scrollWidth")
+    check(wide <= NARROW["width"], f"{name}: {wide} pixels wide in a narrow window")
+    shoot(b, shots, f"{name}-narrow")
     b.ask("Emulation.setDeviceMetricsOverride", **PHONE)
     wide = b.do("document.documentElement.scrollWidth")
     check(wide <= PHONE["width"], f"{name}: {wide} pixels wide on a phone")
@@ -441,7 +467,7 @@ def use(b, page, shots):
     b.ask("Page.navigate", url=page.resolve().as_uri())
     b.wait("Page.loadEventFired")
     ids = charts(b)
-    outline(b, 3 if page.stem == "compare" else 11)
+    outline(b, 3 if page.stem == "compare" else 12)
     focus(b)
     same(b.do("typeof hostile"), "undefined", "a name was run")
     views(b, shots, page.stem)
@@ -452,6 +478,8 @@ def use(b, page, shots):
         compared(b)
     elif "dag" in ids:
         graph(b)
+    if "flame-chart" in ids:
+        flame(b)
     found = {"charts": ids}
     if b.do("document.querySelector('#timeline') !== null"):
         if page.stem == "rich":

@@ -54,7 +54,9 @@ fn what_cannot_be_compared_is_said() {
     assert!(same.status.code() == Some(2) && stderr(&same).contains("are the same"), "{}", stderr(&same));
     let fails = bisect(&format!("{engine} -n 4"), &format!("{engine} -n many"), &["--runs", "1"]);
     assert!(
-        fails.status.code() == Some(1) && stderr(&fails).contains("many: not a usable number"),
+        fails.status.code() == Some(1)
+            && stderr(&fails).contains("the bad command: ")
+            && stderr(&fails).contains("many: not a usable number"),
         "{}",
         stderr(&fails)
     );

@@ -88,7 +88,7 @@ fn the_run_is_the_sum_of_its_processes() {
         "--fork",
         "3",
         "--child-hold",
-        "0.3",
+        "2",
         "--leave",
     ];
     for (n, args) in [(1, &args[..]), (2, &args[..args.len() - 1])] {
@@ -158,11 +158,19 @@ fn three_hundred_short_children_are_told_right() {
     let (calls, _) = Tree::start(&service, &args).calls();
     assert_eq!((calls.len(), calls.values().sum::<u64>()), (300, 600));
     let state = service.wait_for_runs(1);
-    assert_eq!(recorded(&service), calls);
+    let (seen, recorded) = (last(&service), recorded(&service));
+    // A hundred at a time: on a busy machine one may have computed before it was probed, and is told.
+    let told = seen.all.causes.features.iter().find(|f| f.name == "children");
+    let told = told.and_then(|f| f.why.split(' ').next()?.parse().ok()).unwrap_or(0);
+    let missing = calls.iter().filter(|(pid, n)| recorded.get(pid) != Some(n)).count();
+    assert!(
+        missing <= told && recorded.keys().all(|pid| calls.contains_key(pid)),
+        "{missing} of {told}: {recorded:?}"
+    );
     let run = &state["runs"][0];
-    assert_eq!((&run["tokens"], &run["processes"]), (&600.into(), &Value::Array(vec![])), "{run}");
+    let tokens = recorded.values().sum::<u64>();
+    assert_eq!((&run["tokens"], &run["processes"]), (&tokens.into(), &Value::Array(vec![])), "{run}");
     assert_eq!(state["runs"].as_array().map(Vec::len), Some(1));
-    let seen = last(&service);
     assert!(seen.kind("fork").seen >= 300);
 }
 

@@ -73,6 +73,7 @@ mod export_trust;
 mod fuzz_corpus;
 mod hostile_text;
 mod html;
+mod html_cli;
 #[cfg(feature = "agent")]
 mod mcp_cli;
 mod model_damage;

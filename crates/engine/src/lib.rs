@@ -17,6 +17,7 @@ pub mod layout;
 pub mod probes;
 pub mod prologue;
 mod returned;
+mod roles;
 pub mod samplers;
 pub mod search;
 pub mod sequences;

@@ -7,8 +7,10 @@ use crate::questions::stat::{self, NoStatistics, Stat, View};
 use crate::recorded::calls::{Phase, timeline};
 use crate::recorded::idents::Idents;
 use crate::recorded::load::{LoadProgress, load};
-use crate::recorded::runs::RunId;
+use crate::recorded::runs::{RunId, Runs};
 use crate::recorded::selection::{Cut, NoPart, SelectedPart};
+use crate::streams::lanes::Select;
+use crate::streams::stacks::{Stacks, stacks};
 use crate::streams::token_lanes::{TokenLanes, token_lanes};
 use crate::sums::attribution::verdict::Peak;
 use pfi::Trace;
@@ -28,6 +30,8 @@ pub struct Overview {
     pub dag: Result<Dag, DagError>,
     /// Every slice of some of the calls.
     pub lanes: TokenLanes,
+    /// Thread 0's time by phase, layer and op.
+    pub stacks: Stacks,
 }
 
 /// Reads `trace`; `peaks` are the machine's peak rates, empty if not known.
@@ -86,10 +90,13 @@ pub fn overview_with(
     let stat = stat::of(&mut loaded, &options);
     let (line, idents) = (timeline(&loaded), Idents::new(&loaded));
     let lanes = token_lanes(&loaded, &line, &idents, &part, slices);
+    let runs = Runs::of(&loaded, &line);
+    let stacks =
+        stacks(&loaded, &line, &runs, &idents, &Select { pid: part.pid, ..Select::default() }, false);
     let options = dag::DagOptions { pid: part.pid.map(RunId::from), token: None, phase: None };
     // Last, because it removes the data it does not draw.
     let dag = dag::of(trace, loaded, &options, progress).map(|graph| fold(&graph));
-    Ok(Overview { part, report, phase, stat, dag, lanes })
+    Ok(Overview { part, report, phase, stat, dag, lanes, stacks })
 }
 
 /// The phase of most interest: decode, else prefill, else unknown.

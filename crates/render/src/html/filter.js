@@ -31,7 +31,7 @@
         shown += on && passes;
       }
     }
-    const boxes = [...document.querySelectorAll('#dag g.n')];
+    const boxes = [...document.querySelectorAll('#dag g.n, #flame-chart g.f')];
     for (const box of boxes) {
       const name = box.textContent;
       box.classList.toggle('dim', on && !page.passes(name, layerOf(name)));

@@ -8,6 +8,7 @@ mod activation;
 pub mod choices;
 pub mod compare;
 mod experts;
+mod flame;
 mod graph;
 mod markup;
 mod pictures;
@@ -42,23 +43,28 @@ use analysis::sums::tables::{OpRow, top_ops};
 
 /// The page's style sheet and script.
 pub const STYLE: &str = include_str!("page.css");
-pub const SCRIPT: &str =
-    concat!(include_str!("page.js"), include_str!("filter.js"), include_str!("timeline.js"));
+pub const SCRIPT: &str = concat!(
+    include_str!("page.js"),
+    include_str!("filter.js"),
+    include_str!("timeline.js"),
+    include_str!("flame.js")
+);
 /// Base64 SHA-256 of the two for the page's content security policy (tests/plain/html.rs prints the required
 /// values).
-pub const STYLE_HASH: &str = "5FWeOEUc9hjEhLjPbYvUgUdYSjl5p6ASnkIvLOOHAxQ=";
-pub const SCRIPT_HASH: &str = "Yz/sDjqvt6ypsC8/Zv89bUg/vHE2TepBiXkm5hks6/E=";
+pub const STYLE_HASH: &str = "wyqXseCTF2vj/tO8nxI32SjS7ndAOmvo13u1NWRE/fU=";
+pub const SCRIPT_HASH: &str = "M4WLQNRLr10+xt7Na2nOX+wY9cXKGmfsTH4ffq838Fk=";
 
 /// Writes the contents of a section.
 type Inside<'p> = &'p dyn Fn(&mut dyn Write) -> io::Result<()>;
 
 /// Ids and headings of the sections.
-const SECTIONS: [(&str, &str); 11] = [
+const SECTIONS: [(&str, &str); 12] = [
     ("summary", "Summary"),
     ("phases", "Phases"),
     ("tokens", "Tokens"),
     ("requests", "Requests"),
     ("graph", "Graph"),
+    ("flame", "Flame graph"),
     ("ops", "Operators"),
     ("devices", "Devices"),
     ("roof", "Roofline"),
@@ -83,12 +89,13 @@ pub fn write(out: &mut dyn Write, o: &Overview, name: &str, top: usize, tool: &s
     head(out, &PageHead { name, about: &recorded, sections: &SECTIONS, tool })?;
     let names: Vec<&str> = o.report.phases.iter().map(|p| p.phase.name()).collect();
     filters(out, &names, &layers(o))?;
-    let write: [Inside<'_>; 11] = [
+    let write: [Inside<'_>; 12] = [
         &|out| about(out, o),
         &|out| phases(out, o),
         &|out| tokens::write(out, &o.report.phases, &o.lanes),
         &|out| requests(out, o, top),
         &|out| graph::write(out, &graph),
+        &|out| flame::write(out, &o.stacks),
         &|out| all_ops(out, o, top),
         &|out| devices(out, o),
         &|out| roof(out, o, top),

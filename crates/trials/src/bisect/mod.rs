@@ -97,8 +97,13 @@ pub enum BisectError {
     Scratch(io::Error),
     #[error("cannot find this program's own file: {0}")]
     Own(io::Error),
-    #[error("{0}")]
-    Fails(String),
+    #[error("the good command: {0}")]
+    Good(String),
+    /// It does not run, or another model than the good one.
+    #[error("the bad command: {0}")]
+    Bad(String),
+    #[error(transparent)]
+    Incomparable(Incomparable),
 }
 
 /// Searches. What was found is returned also if the search is interrupted.
@@ -122,7 +127,7 @@ pub fn bisect(options: &BisectOptions, watch: &mut dyn Watcher) -> Result<Bisect
         Ok(result)
     })?;
     if let Some(why) = comparisons.first().and_then(|first| first.result.failed.clone()) {
-        return Err(BisectError::Fails(why));
+        return Err(BisectError::Bad(why));
     }
     let found = |with: &[usize]| comparisons.iter().find(|c| c.with == with).and_then(|c| c.result.times);
     let share = found(&search.culprits).zip(comparisons.first().and_then(|c| c.result.times));
@@ -215,7 +220,7 @@ impl Runs<'_> {
                     Err(TrialError::Failed(why)) if !chosen.is_empty() => {
                         return Ok(Measured { failed: Some(why), ..Measured::default() });
                     }
-                    Err(why) => return Err(Stop::Failed(BisectError::Fails(why.to_string()))),
+                    Err(why) => return Err(Stop::Failed(BisectError::Good(why.to_string()))),
                 }
             }
         }
@@ -225,7 +230,7 @@ impl Runs<'_> {
             Err(why @ Incomparable::Models { .. }) => {
                 Ok(Measured { failed: Some(why.to_string()), ..Measured::default() })
             }
-            Err(why) => Err(Stop::Failed(BisectError::Fails(why.to_string()))),
+            Err(why) => Err(Stop::Failed(BisectError::Incomparable(why))),
         }
     }
 
