@@ -7,7 +7,7 @@ use super::units::{count, pct, time};
 use super::{quality, runs};
 use analysis::questions::advice::{Advice, Gain};
 use analysis::questions::report::Report;
-use analysis::questions::verdict::bar::WallBar;
+use analysis::questions::verdict::bar::TimeBar;
 use analysis::questions::verdict::{PhaseVerdict, RunVerdict};
 use analysis::recorded::calls::{Latency, Phase};
 use analysis::recorded::graph_kinds::GraphKind;
@@ -185,7 +185,7 @@ fn mega(n: f64, unit: &str) -> String {
 }
 
 /// The bar, and its shares from 1 % on.
-fn shares(out: &mut dyn Write, unit: &str, bar: &WallBar, style: &Style) -> io::Result<()> {
+fn shares(out: &mut dyn Write, unit: &str, bar: &TimeBar, style: &Style) -> io::Result<()> {
     let name = format!("A {unit}");
     let parts = bar.percent();
     let mut drawn = String::new();
@@ -216,13 +216,13 @@ fn mark(share: &str) -> char {
 }
 
 /// The shares from 1 % on, in words.
-pub(crate) fn legend(bar: &WallBar) -> Vec<String> {
+pub(crate) fn legend(bar: &TimeBar) -> Vec<String> {
     named(bar).iter().map(|(what, name, n)| format!("{} {n} % {name}", mark(what))).collect()
 }
 
 /// The shares from 1 % on, with their names as shown, in percent.
-pub(crate) fn named(bar: &WallBar) -> Vec<(&'static str, &'static str, u32)> {
-    let computing = if bar.bar.barrier.is_some() { "computing" } else { "computing and at barriers" };
+pub(crate) fn named(bar: &TimeBar) -> Vec<(&'static str, &'static str, u32)> {
+    let computing = if bar.barrier.is_some() { "computing" } else { "computing and at barriers" };
     let name = |name| if name == "computing" { computing } else { name };
     bar.percent().into_iter().filter(|(_, n)| *n > 0).map(|(what, n)| (what, name(what), n)).collect()
 }

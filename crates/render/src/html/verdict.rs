@@ -8,7 +8,7 @@ use crate::section::SectionItem;
 use crate::verdict::{gain, heading, kinds, named, ran, reasons, requests, speed};
 use analysis::questions::advice::Advice;
 use analysis::questions::report::Report;
-use analysis::questions::verdict::bar::WallBar;
+use analysis::questions::verdict::bar::TimeBar;
 
 /// Width of the bar in units: it is stretched to the width of the page.
 const WIDTH: u32 = 100;
@@ -36,7 +36,7 @@ pub fn write(out: &mut dyn Write, report: &Report, id: &str) -> io::Result<()> {
 }
 
 /// The bar: its shares add up to 100 %.
-fn draw(out: &mut dyn Write, id: &str, unit: &str, bar: &WallBar) -> io::Result<()> {
+fn draw(out: &mut dyn Write, id: &str, unit: &str, bar: &TimeBar) -> io::Result<()> {
     let shares = named(bar);
     let name = format!("Where the time of a {unit} goes");
     let told: Vec<String> = shares.iter().map(|(_, name, n)| format!("{n} % {name}")).collect();

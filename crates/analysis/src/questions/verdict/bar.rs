@@ -26,6 +26,10 @@ pub struct TimeBar {
     pub gaps: f64,
     /// Of threads whose state is not known.
     pub unknown: f64,
+    /// After a call, before the next one: then all shares are of the time from a call's start to the next one's. Omitted:
+    /// they are of the time in calls.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub between_calls: Option<f64>,
 }
 
 /// What a bar is made of: sums of a phase's calls, graphs and threads.
@@ -130,15 +134,16 @@ impl TimeBar {
             ("device", Some(self.device)),
             ("gaps", Some(self.gaps)),
             ("unknown", Some(self.unknown)),
+            ("between calls", self.between_calls),
         ];
         known.into_iter().filter_map(|(name, share)| Some((name, share?))).collect()
     }
 
     /// The shares with the time between calls, which takes `between` of a token's time.
-    pub fn with_between(&self, between: f64) -> WallBar {
+    pub fn with_between(&self, between: f64) -> TimeBar {
         let within = 1.0 - between;
         let known = |share: Option<f64>| share.map(|share| share * within);
-        let bar = TimeBar {
+        TimeBar {
             computing: self.computing * within,
             barrier: known(self.barrier),
             waiting_for_cpu: known(self.waiting_for_cpu),
@@ -147,25 +152,8 @@ impl TimeBar {
             device: self.device * within,
             gaps: self.gaps * within,
             unknown: self.unknown * within,
-        };
-        WallBar { bar, between_calls: Some(between) }
-    }
-}
-
-/// Shares of the time from a call's start to the next one's, 0 to 1; those that are not null add up to 1.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
-pub struct WallBar {
-    #[serde(flatten)]
-    pub bar: TimeBar,
-    /// After a call, before the next one; null if it is not known: all is of the time in calls.
-    pub between_calls: Option<f64>,
-}
-
-impl WallBar {
-    /// All shares that are known, as [`TimeBar::all`].
-    pub fn all(&self) -> Vec<(&'static str, f64)> {
-        let between = self.between_calls.map(|share| ("between calls", share));
-        self.bar.all().into_iter().chain(between).collect()
+            between_calls: Some(between),
+        }
     }
 
     /// [`Self::all`] in whole percent that add up to 100: the largest remainders are rounded up.

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::bar::{TimeBar, WallBar};
+use super::bar::TimeBar;
 use super::storage::StorageReads;
 use crate::questions::advice::data::Advice;
 use crate::questions::report::data::FirstCall;
@@ -52,7 +52,7 @@ pub struct PhaseVerdict {
     pub machine: Option<SpeedCeiling>,
     /// Of the time in calls; and with the time between them, as far as it is known.
     pub bar: Option<TimeBar>,
-    pub bar_wall: Option<WallBar>,
+    pub bar_wall: Option<TimeBar>,
     /// What its calls read from storage; omitted if nothing was, or it was not recorded.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub storage: Option<StorageReads>,

@@ -47,10 +47,7 @@ pub fn verdict(input: FactInput<'_, '_>, report: &Report, peaks: &[Peak]) -> Run
             ceiling: top.as_ref().ok().cloned(),
             machine,
             bar: p.bar,
-            bar_wall: p.bar.map(|bar| match apart {
-                Some(share) => bar.with_between(share),
-                None => bar::WallBar { bar, between_calls: None },
-            }),
+            bar_wall: p.bar.map(|bar| apart.map_or(bar, |share| bar.with_between(share))),
             storage: p.reads.clone(),
             batched: report.sequences.as_ref().is_some_and(|s| s.batching.most > 1),
         };
