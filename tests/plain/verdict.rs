@@ -135,6 +135,25 @@ fn the_bar_adds_up_to_the_whole() {
     assert!((bar.computing - 0.75).abs() < 0.02 && (bar.barrier.unwrap() - 0.25).abs() < 0.02, "{bar:?}");
 }
 
+/// Killed after a call had begun and before its graph: what a call reads is as if it had not begun.
+#[test]
+fn a_call_that_was_cut_changes_no_ceiling() {
+    let bytes = |cut: bool| {
+        let mut s = begin(Spec::default());
+        peaks(&mut s, 10_000);
+        run(&mut s);
+        let t = s.now as i64;
+        let (entry, device) = (pfi::record::Entry::Decode, pfi::record::Device::Idle);
+        let (seq, n_tokens) = (CALLS, Some(1));
+        let begun =
+            pfi::record::Token { seq, pid: PID, tid: TID, entry, n_tokens, t, dur: 1000, cut, device };
+        cut.then(|| s.enc.token(&begun).unwrap());
+        let v = verdict(end(s));
+        v.phases[0].ceiling.as_ref().expect("peaks are known").weight_bytes
+    };
+    assert_eq!(bytes(true), bytes(false));
+}
+
 #[test]
 fn threads_above_the_cpus_of_their_masks_come_first() {
     let of = |affinity, threads, waits| {

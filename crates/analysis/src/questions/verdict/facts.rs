@@ -8,7 +8,7 @@ pub use super::input::FactInput;
 use super::machine::{ClockFacts, CpuFacts};
 use super::storage::StorageReads;
 use crate::questions::report::data::{PhaseReport, Report};
-use crate::recorded::calls::Phase;
+use crate::recorded::calls::{Phase, Timeline};
 use crate::recorded::describe::{is_cache, op_name, source, tensor_bytes, weight};
 use crate::recorded::idents::OpKey;
 use crate::recorded::load::{HitTensors, Loaded};
@@ -174,7 +174,11 @@ fn phase(input: &FactInput<'_, '_>, p: &PhaseReport) -> Option<PhaseFacts> {
     if calls == 0 || p.in_call_ns == 0 {
         return None;
     }
-    let graphs_a_call = (p.cpu_graphs + p.graphs_below_ops) as f64 / p.calls.max(1) as f64;
+    let graphs_a_call = match p.calls - calls {
+        0 => (p.cpu_graphs + p.graphs_below_ops) as f64 / calls as f64,
+        // A call that was cut may have had no graph yet, or all of its graphs.
+        _ => whole_graphs(line, p.phase) as f64 / calls as f64,
+    };
     let with_phase = loaded.cpu_graphs.iter().zip(&line.cpu_phase).filter(|(_, phase)| **phase == p.phase);
     let threads = with_phase.map(|(g, _)| g.n_threads).max().unwrap_or(0);
     let by_thread = thread_rows(times, why, p.phase);
@@ -207,6 +211,12 @@ fn phase(input: &FactInput<'_, '_>, p: &PhaseReport) -> Option<PhaseFacts> {
         reads: StorageReads::of(loaded, line, p.phase),
         made_of: GraphFacts::of(input, p.phase),
     })
+}
+
+/// CPU graphs of a phase that are in no call that was cut.
+fn whole_graphs(line: &Timeline, phase: Phase) -> usize {
+    let whole = |call: &Option<usize>| call.and_then(|i| line.calls.get(i)).is_none_or(|call| !call.cut);
+    line.cpu_phase.iter().zip(&line.cpu_call).filter(|(of, call)| **of == phase && whole(call)).count()
 }
 
 /// Time of a phase on backends other than the CPU's, ns. A split lasts until the device has finished, also past the call's
