@@ -159,7 +159,7 @@ fn three_hundred_short_children_are_told_right() {
     assert_eq!((calls.len(), calls.values().sum::<u64>()), (300, 600));
     let state = service.wait_for_runs(1);
     let (seen, recorded) = (last(&service), recorded(&service));
-    // A hundred at a time: on a busy machine one may have computed before it was probed, and is told.
+    // On a busy machine, one of a hundred at a time may compute before it is probed; the recording then says so.
     let told = seen.all.causes.features.iter().find(|f| f.name == "children");
     let told = told.and_then(|f| f.why.split(' ').next()?.parse().ok()).unwrap_or(0);
     let missing = calls.iter().filter(|(pid, n)| recorded.get(pid) != Some(n)).count();

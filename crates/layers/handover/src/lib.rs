@@ -75,7 +75,8 @@ pub enum Reason {
 const REASONS: usize = 6;
 
 /// What a recorder probes: `n` kernels, at most [`BATCH`], and the number whose times were lost since the last call, for
-/// the reason whose number, from 1, is the second byte of `source`. If that is [`NAMED`], `kernels` is a name. The memory behind the last kernel can be read up to a multiple of four.
+/// the reason whose number, from 1, is the second byte of `source`. If that is [`NAMED`], `kernels` is a name. The memory
+/// behind the last kernel can be read up to a multiple of four.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub extern "C" fn profinfer_gpu_kernels(kernels: *const KernelTimes, n: u64, lost: u64, source: u64) -> u64 {

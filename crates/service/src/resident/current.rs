@@ -1,4 +1,4 @@
-//! What others are told of the service, and the settings that it takes while it runs.
+//! Publishes the service's state, and applies settings that are reloaded.
 
 use super::{Service, ServiceError, command, of_recorders, self_usage, sizes};
 use crate::rules::Rule;

@@ -1,6 +1,5 @@
 //! Two command lines, and the pieces in which they differ: any choice of them makes a command line between the two.
 
-use std::collections::BTreeMap;
 use std::path::Path;
 
 use serde::Serialize;
@@ -92,17 +91,13 @@ impl Both {
     /// The good command with the chosen differences as in the bad one, as indices of [`Self::differences`].
     pub fn command(&self, chosen: &[usize]) -> Vec<String> {
         let taken: Vec<&(Kind, String)> = chosen.iter().filter_map(|i| self.keys.get(*i)).collect();
-        let mut pieces: BTreeMap<usize, Vec<String>> = BTreeMap::new();
-        // In the good command's order; what only the bad one has comes behind it, or in front of the program.
+        // By kind: pieces of the good command in its order, then those that only the bad one has.
         let mut order: Vec<&(Kind, String)> = self.good.0.iter().map(|(key, _)| key).collect();
         let added = self.bad.0.iter().map(|(key, _)| key).filter(|key| self.good.get(key).is_none());
         order.extend(added.filter(|key| taken.contains(key)));
         common::order::by_key(&mut order, |key| (key.0 as u64, 0));
-        for (at, key) in order.into_iter().enumerate() {
-            let from = if taken.contains(&key) { &self.bad } else { &self.good };
-            pieces.insert(at, from.get(key).cloned().unwrap_or_default());
-        }
-        let mut words: Vec<String> = pieces.into_values().flatten().collect();
+        let of = |key: &(Kind, String)| if taken.contains(&key) { &self.bad } else { &self.good }.get(key);
+        let mut words: Vec<String> = order.into_iter().filter_map(of).flatten().cloned().collect();
         if words.first().is_some_and(|word| variable(word).is_some()) {
             words.insert(0, "env".to_owned());
         }
