@@ -387,7 +387,10 @@ fn tables(out: &mut dyn Write, report: &Report, p: &PhaseReport, style: &Style) 
             title(out, style, &format!("Operators by {head}, {name} ({label})"))?;
             write!(out, "{}", ops(rows, head, p).render(style))?;
             let graphs = count(p.cpu_graphs, "CPU graph");
-            writeln!(out, "{}", style.dim(&format!("  100 % = {} ms in {graphs}", ms(p.graph_ns))))?;
+            let between = p.between_calls.map_or_else(String::new, |share| {
+                format!("; {} % of the time from call to call is between the calls", pct(share))
+            });
+            writeln!(out, "{}", style.dim(&format!("  100 % = {} ms in {graphs}{between}", ms(p.graph_ns))))?;
         }
     }
     if let Some(rows) = p.by_thread.as_ref().filter(|rows| !rows.is_empty() && wanted(By::Thread)) {

@@ -5,7 +5,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 pub use crate::recorded::call::{Call, Latency, Phase, Request, latency, weighted};
 use crate::recorded::load::Loaded;
@@ -359,6 +359,7 @@ const IDLE_NS: i64 = 10_000_000;
 pub struct Requests {
     pub list: Vec<Request>,
     pub decode_steps: Vec<DecodeStep>,
+    pub steps: Steps,
 }
 
 /// From the start of a decode call to the start of the next one in the same request.
@@ -369,9 +370,38 @@ pub struct DecodeStep {
     pub tokens: Option<u64>,
 }
 
+/// Sums of the steps of decode calls. Times are ns.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Steps {
+    /// From the start of a call to the start of the next one.
+    pub ns: u64,
+    /// The part of it after the call's end.
+    pub between_ns: u64,
+}
+
+impl Steps {
+    /// Adds a step from a call's start and duration to the start of the next one.
+    pub fn add(&mut self, (start, dur): (i64, u64), next: i64) {
+        let ns = start.abs_diff(next);
+        self.ns = self.ns.saturating_add(ns);
+        self.between_ns = self.between_ns.saturating_add(ns.saturating_sub(dur));
+    }
+
+    /// Each number combined with the corresponding number of `o`.
+    pub fn combined(&self, o: &Steps, f: impl Fn(u64, u64) -> u64) -> Steps {
+        Steps { ns: f(self.ns, o.ns), between_ns: f(self.between_ns, o.between_ns) }
+    }
+
+    /// Share of the time that is between calls; `None` if it is not known: there is no step, or a device, which computed
+    /// for `device_ns`, may do so after a call has returned.
+    pub fn between_share(&self, device_ns: u64) -> Option<f64> {
+        (device_ns == 0 && self.ns > 0).then(|| self.between_ns as f64 / self.ns as f64)
+    }
+}
+
 struct OpenRequest {
     request: Request,
-    last_decode: Option<(i64, Option<u64>)>,
+    last_decode: Option<(i64, u64, Option<u64>)>,
     /// End and tokens of the last prefill call.
     last_prefill: Option<(i64, Option<u64>)>,
     cut: bool,
@@ -392,10 +422,11 @@ pub fn requests(calls: &[Call]) -> Requests {
             Phase::Decode => {
                 let o = open.entry(call.pid).or_insert_with(|| OpenRequest::at(call));
                 o.request.decode_calls += 1;
-                let seen = (!call.unseen).then_some((call.start, call.tokens));
+                let seen = (!call.unseen).then_some((call.start, call.dur, call.tokens));
                 let before = std::mem::replace(&mut o.last_decode, seen);
-                if let Some(((before, tokens), (now, _))) = before.zip(seen) {
+                if let Some(((before, dur, tokens), (now, ..))) = before.zip(seen) {
                     out.decode_steps.push(DecodeStep { ns: before.abs_diff(now), tokens });
+                    out.steps.add((before, dur), now);
                 }
             }
             // The call's phase is not known, so it ends the open request instead of being counted in it.
@@ -472,6 +503,7 @@ mod tests {
             call(140, 5, Decode),
         ];
         let r = requests(&calls);
+        assert_eq!(r.steps, Steps { ns: 30, between_ns: 20 });
         let steps: Vec<_> = r.decode_steps.iter().map(|s| (s.ns, s.tokens)).collect();
         assert_eq!(steps, [(10, Some(1)), (20, Some(1))]);
         let seen: Vec<_> = r

@@ -250,7 +250,7 @@ fn roofline(r: &Roofline, phase: &str, top: usize) -> Section {
     notes.push(match &r.ceiling.op {
         Some(op) => format!("roof: {:.1} GB/s, the best in this trace ({op}); {MEASURE}", peak.gb_per_s),
         None => format!(
-            "roofs: {:.1} GB/s, {} GFLOP/s, {} GOP/s of 8-bit integers{}; above 100 %: from a cache",
+            "roofs: {:.1} GB/s, {} GFLOP/s, {} GOP/s of 8-bit integers{}; above 100 %: from a cache, or the roof is too low",
             peak.gb_per_s,
             or_dash(peak.gflop_per_s, |g| format!("{g:.1}")),
             or_dash(peak.int8_gop_per_s, |g| format!("{g:.1}")),

@@ -2,6 +2,7 @@
 
 use super::super::table::{Style, Table, clean, number, text as words};
 use super::super::units::*;
+use super::super::verdict::named;
 use super::ops::shown;
 use super::requests;
 use super::spark::spark;
@@ -9,7 +10,6 @@ use super::{NAME, RecordingState, ScreenLines, TopSnapshot, TopView, wrapped};
 use analysis::recorded::calls::Phase;
 use analysis::recorded::labels::share;
 use analysis::streams::live::{LiveDevice, PhaseSpan, SensorNow};
-use analysis::sums::attribution::parts::TimeParts;
 use pfi::record::SensorKind;
 
 /// Maximum lines for processes.
@@ -23,7 +23,7 @@ pub fn lines(out: &mut ScreenLines<'_>, p: &TopSnapshot, view: &TopView) {
     out.named("now", &state(p));
     speeds(out, p);
     history(out, p, view);
-    causes(out, p, view);
+    time_bar(out, p, view);
     devices(out, p);
     faults(out, p);
     sensors(out, p, view);
@@ -94,16 +94,12 @@ fn history(out: &mut ScreenLines<'_>, p: &TopSnapshot, view: &TopView) {
     out.lines.push(format!("{:<NAME$}{}{}", "tok/s", out.style.good(&line), label(most)));
 }
 
-/// What the threads did in the phase shown.
-fn causes(out: &mut ScreenLines<'_>, p: &TopSnapshot, view: &TopView) {
+/// Where the time of the phase shown goes.
+fn time_bar(out: &mut ScreenLines<'_>, p: &TopSnapshot, view: &TopView) {
     let Some((_, phase)) = shown(p, view).into_iter().next() else { return };
-    let Some(parts) = &phase.causes else { return };
-    let shares: Vec<(&str, f64)> =
-        kinds(parts).into_iter().map(|(name, ns)| (name, share(ns, parts.whole()))).collect();
-    let texts = shares.iter().filter(|(name, part)| *part >= 0.005 || is_main(name));
-    let texts: Vec<String> = texts.map(|(name, part)| format!("{:.0} % {name}", part * 100.0)).collect();
-    let bad = |name: &str| name == WAITING || name == FAULTS;
-    let much = shares.iter().any(|(name, part)| bad(name) && *part >= MUCH);
+    let Some(bar) = &phase.bar_wall else { return };
+    let texts: Vec<String> = named(bar).iter().map(|(_, name, n)| format!("{n} % {name}")).collect();
+    let much = [bar.waiting_for_cpu, bar.faults].into_iter().flatten().any(|share| share >= MUCH);
     out.painted(
         "time",
         &texts.join(", "),
@@ -133,27 +129,6 @@ fn device(d: &LiveDevice) -> String {
         "{}: {splits} % of the calls' time in its splits, {waited} % waiting for it{busy}{unseen}",
         d.backend
     )
-}
-
-const WAITING: &str = "waiting for a CPU";
-const FAULTS: &str = "page faults and I/O";
-
-/// The parts of the threads' time, in the words of the verdict.
-fn kinds(parts: &TimeParts) -> [(&'static str, u64); 6] {
-    [
-        ("computing", parts.computing_ns),
-        // A thread that sleeps in a graph waits for others too.
-        ("at barriers", parts.barrier_ns.saturating_add(parts.idle_ns)),
-        (WAITING, parts.preempted_ns),
-        (FAULTS, parts.faulting_ns.saturating_add(parts.io_ns)),
-        ("blocked", parts.blocked_ns),
-        ("unknown", parts.unknown_ns),
-    ]
-}
-
-/// Shown even if it is nothing.
-fn is_main(name: &str) -> bool {
-    !matches!(name, "blocked" | "unknown")
 }
 
 fn faults(out: &mut ScreenLines<'_>, p: &TopSnapshot) {

@@ -252,4 +252,4 @@ Columns
 Lines
   limit     what limits the phase in the last seconds, if they show it
   tok/s     speed in each refresh, oldest first; a gap: no call ended
-  time      what all threads did in the CPU graphs";
+  time      where the time of the phase goes, that between its calls included";

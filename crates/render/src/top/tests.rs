@@ -5,7 +5,7 @@ use ::requests::{RequestNow, RequestPhase};
 use analysis::questions::report::OpTime;
 use analysis::recorded::labels::share;
 use analysis::streams::live::{LiveDevice, LiveOp, LiveThread, PhaseSpan};
-use analysis::sums::attribution::parts::TimeParts;
+use analysis::questions::verdict::bar::TimeBar;
 use pfi::record::SensorKind;
 
 const VIEW: TopView = TopView {
@@ -45,6 +45,7 @@ fn decode() -> PhaseSpan {
         gaps_ns: 250_000,
         op_time: Some(OpTime::Busy),
         bar: None,
+        bar_wall: None,
         ops: vec![
             op("MUL_MAT  ffn_up-{L}", 4_000_000),
             op("ADD  a\x1b[31m", 300_000),
@@ -135,16 +136,15 @@ level now op: the richest\\u{7}
 /// A picture of which everything is known.
 fn all_known() -> TopSnapshot {
     let mut p = picture();
-    let parts = TimeParts {
-        computing_ns: 700,
-        barrier_ns: 100,
-        idle_ns: 50,
-        preempted_ns: 140,
-        faulting_ns: 6,
-        io_ns: 4,
-        ..TimeParts::default()
+    let bar = TimeBar {
+        computing: 0.68,
+        barrier: Some(0.15),
+        waiting_for_cpu: Some(0.14),
+        faults: Some(0.01),
+        between_calls: Some(0.02),
+        ..TimeBar::default()
     };
-    p.now.phases[0].causes = Some(parts);
+    p.now.phases[0].bar_wall = Some(bar);
     p.now.phases[0].graphs_share = Some(0.95);
     p.limit = Some("CPU contention: threads waited for a CPU for 14 % of the threads' time".into());
     p.faults = Some(FaultRate { minor_per_s: 120.4, major_per_s: 2.0 });
@@ -174,7 +174,7 @@ fn what_is_known_has_its_line() {
         "now      in a decode call for 32.10 ms",
         "decode       12.50 tok/s now     11.25 over the run   10 calls",
         "tok/s    ▄ ▂█  decode, 0 to 20.0",
-        "time     70 % computing, 15 % at barriers, 14 % waiting for a CPU, 1 % page faults and I/O",
+        "time     68 % computing, 15 % at barriers, 14 % waiting for a CPU, 1 % page faults and I/O, 2 % between calls",
         "faults   122 a second, 2 of them major",
         "sensors  1.80 to 2.40 GHz, 61 °C (package)",
         "level    op with structure, overhead 0.71 %, budget 1.00 %; own CPU 1.30 %",
@@ -252,7 +252,7 @@ fn colours_take_no_room() {
     );
     let painted = text(&all_known(), &screen(24), &color);
     assert!(
-        painted.contains("\x1b[31m70 % computing") && painted.contains("\x1b[32m▄ ▂█\x1b[0m"),
+        painted.contains("\x1b[31m68 % computing") && painted.contains("\x1b[32m▄ ▂█\x1b[0m"),
         "{painted:?}"
     );
     let mut bare = painted;

@@ -84,6 +84,7 @@ impl Worked {
                     "in_call_ns": w.in_call_ns,
                     "tokens_per_s": w.tokens_per_s().map(rounded),
                     "bar": w.bar().map(|bar| shares(&bar)),
+                    "bar_wall": w.bar_wall().map(|bar| shares(&bar)),
                     "unknown": w.unknown(),
                 })
             })
@@ -101,7 +102,8 @@ impl Worked {
 fn shares(bar: &TimeBar) -> Value {
     let mut bar = *bar;
     let known = [&mut bar.computing, &mut bar.device, &mut bar.gaps, &mut bar.unknown].into_iter();
-    let some = [&mut bar.barrier, &mut bar.waiting_for_cpu, &mut bar.faults, &mut bar.blocked];
+    let some =
+        [&mut bar.barrier, &mut bar.waiting_for_cpu, &mut bar.faults, &mut bar.blocked, &mut bar.between_calls];
     known.chain(some.into_iter().flatten()).for_each(|share| *share = rounded(*share));
     serde_json::to_value(bar).unwrap_or_default()
 }

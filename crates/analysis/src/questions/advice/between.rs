@@ -9,7 +9,7 @@ const SHARE: f64 = 0.1;
 pub fn rule(r: &RuleInput<'_>) -> Option<Advice> {
     let p = r.main()?;
     let phase = r.phases.iter().find(|v| v.phase == p.phase)?;
-    let share = phase.between().filter(|share| *share >= SHARE)?;
+    let share = phase.between_calls.filter(|share| *share >= SHARE)?;
     let sampling = r.facts.report.sampling.as_ref();
     let (in_calls, wall) = (phase.tokens_per_s?, phase.tokens_per_s_wall?);
     Some(Advice {

@@ -92,7 +92,8 @@ const OF_CALLS: [Rule; 5] =
 /// Rules without a CPU for each thread: they come first, whatever gain others predict.
 const FIRST: [&str; 4] = ["changing-callers", "oversubscribed", "cpu-quota", "idle-threads"];
 
-/// Advice for a run: threads without CPUs first, then by predicted gain, then what promises none, then trade-offs.
+/// Advice for a run: threads without CPUs first, then by predicted gain, then what promises none, then trade-offs. What the
+/// recording costs is no gain, and stands where one of its size would.
 pub fn advice(facts: &VerdictFacts<'_>, phases: &[PhaseVerdict], limit: Option<&Limit>) -> Vec<Advice> {
     let input = RuleInput { facts, phases, limit };
     // Where the time of operators goes must be known before anything is said about it.
@@ -102,7 +103,11 @@ pub fn advice(facts: &VerdictFacts<'_>, phases: &[PhaseVerdict], limit: Option<&
     consistent(&mut all);
     let rank = |a: &Advice| {
         let group = u64::from(!FIRST.contains(&a.rule)) + u64::from(a.trade_off.is_some());
-        let middle = a.gain.map_or(1.0, |g| (g.least * g.most).sqrt());
+        let recorder = (a.rule == "recorder-cost").then_some(facts.report.quality.predicted_slowdown.value);
+        let middle = match (a.gain, recorder.flatten()) {
+            (Some(g), _) => (g.least * g.most).sqrt(),
+            (None, cost) => 1.0 / (1.0 - cost.unwrap_or(0.0)).max(f64::EPSILON),
+        };
         (group, !order::fraction(middle))
     };
     order::by_key(&mut all, rank);

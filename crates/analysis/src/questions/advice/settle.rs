@@ -51,8 +51,8 @@ pub fn removes(rule: &str, limit: LimitKind) -> bool {
     of(rule).contains(&limit)
 }
 
-/// The limit beside this advice. Where the first one removes another limit and promises a gain, that is what limits the run;
-/// where it promises none, advice that removes the limit comes first.
+/// The limit beside this advice. Where the first one removes another limit and promises a gain, or is of the recording itself,
+/// that is what limits the run; where it promises none, advice that removes the limit comes first.
 pub fn settle(limit: Limit, advice: &mut [Advice]) -> Limit {
     // What costs something other than time stays at the end.
     let removing = |a: &Advice| removes(a.rule, limit.kind) && a.trade_off.is_none();
@@ -61,7 +61,7 @@ pub fn settle(limit: Limit, advice: &mut [Advice]) -> Limit {
         return named(limit, advice.first());
     };
     let before = advice.get(..at).unwrap_or_default();
-    if let Some(larger) = before.iter().find(|a| a.gain.is_some() && !of(a.rule).is_empty()) {
+    if let Some(larger) = before.iter().find(|a| decides(a) && !of(a.rule).is_empty()) {
         return named(limit, Some(larger));
     }
     if let Some(upto) = advice.get_mut(..=at) {
@@ -70,9 +70,14 @@ pub fn settle(limit: Limit, advice: &mut [Advice]) -> Limit {
     limit
 }
 
-/// What a piece of advice with a gain removes; else the limit as it was.
+/// Advice with a gain; or what the recording costs, which is none of the run as its user has it.
+fn decides(a: &Advice) -> bool {
+    a.gain.is_some() || a.rule == "recorder-cost"
+}
+
+/// What a piece of advice that decides removes; else the limit as it was.
 fn named(limit: Limit, first: Option<&Advice>) -> Limit {
-    let of = first.filter(|a| a.gain.is_some()).and_then(|a| Some((of(a.rule).first()?, a)));
+    let of = first.filter(|a| decides(a)).and_then(|a| Some((of(a.rule).first()?, a)));
     of.map_or(limit, |(kind, a)| Limit { kind: *kind, text: a.evidence.clone() })
 }
 
@@ -106,7 +111,7 @@ mod tests {
         let same = settled(CpuContention, &[("cpu-contention", true), ("fewer-bytes", true)]);
         assert_eq!(same, (CpuContention, "as measured".into(), vec!["cpu-contention", "fewer-bytes"]));
         // The larger gain is of something else: that limits the run.
-        let other = settled(Memory, &[("recorder-cost", true), ("fewer-bytes", true)]);
+        let other = settled(Memory, &[("recorder-cost", false), ("fewer-bytes", true)]);
         assert_eq!((other.0, &*other.1), (Recorder, "evidence of recorder-cost"));
         let other = settled(Computing, &[("cpu-contention", true)]);
         assert_eq!((other.0, &*other.1), (CpuContention, "evidence of cpu-contention"));

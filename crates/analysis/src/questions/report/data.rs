@@ -260,6 +260,8 @@ pub struct PhaseReport {
     pub first_call: Option<FirstCall>,
     /// Decode only: tokens over the time from start to start; null if the width of a batch was not recorded.
     pub tokens_per_s_wall: Option<f64>,
+    /// Decode only: share of the time from start to start that is between calls; null if it is not known.
+    pub between_calls: Option<f64>,
     pub cpu_graphs: u64,
     /// Additional CPU graphs without recorded ops; and how often the level changed from the first call to the
     /// last. Omitted if it never did.
@@ -298,4 +300,13 @@ pub struct PhaseReport {
     /// What each backend computes; omitted if the CPU's does everything.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub offload: Option<Offload>,
+}
+
+impl PhaseReport {
+    /// Time on backends other than the CPU's, ns. A split lasts until the device has finished, also past the call's return:
+    /// if splits were recorded, they have the time after it.
+    pub fn on_devices_ns(&self) -> u64 {
+        let splits = self.splits.iter().filter(|s| !ggml::backend_guid::is_host(&s.backend)).map(|s| s.total_ns);
+        splits.fold(0, u64::saturating_add).max(self.device_ns)
+    }
 }

@@ -8,7 +8,7 @@ use crate::questions::quality::quality;
 use crate::questions::verdict::facts::FactInput;
 use crate::questions::verdict::verdict;
 use crate::recorded::calls::{
-    Call, DecodeStep, Phase, Request, RunWork, Timeline, latency, requests, timeline, weighted,
+    Call, Phase, Request, Requests, RunWork, Steps, Timeline, latency, requests, timeline, weighted,
 };
 use crate::recorded::graph_kinds::graph_kinds;
 use crate::recorded::idents::*;
@@ -145,7 +145,7 @@ pub fn of(loaded: &mut Loaded<'_>, options: &ReportOptions, progress: &LoadProgr
         work: line.work,
         graph_kinds: graph_kinds(loaded, &line),
         ttft: latency(requests.list.iter().filter_map(|r| r.ttft_ns).collect()),
-        phases: all.filter_map(|p| phase(&about, &requests.decode_steps, *p, options)).collect(),
+        phases: all.filter_map(|p| phase(&about, &requests, *p, options)).collect(),
         requests: requests.list,
         sequences: known.map(|known| sequences::report(loaded, &line.calls, known, options.top)),
         sequences_unknown: known.is_none().then(|| sequences::why_unknown(loaded)),
@@ -192,7 +192,7 @@ struct About<'l, 'a> {
 
 fn phase(
     about: &About<'_, '_>,
-    steps: &[DecodeStep],
+    requests: &Requests,
     phase: Phase,
     options: &ReportOptions,
 ) -> Option<PhaseReport> {
@@ -209,11 +209,11 @@ fn phase(
     let unseen_calls = calls.iter().filter(|c| c.unseen).count() as u64;
     // If no call has a time, the number of tokens is unknown, not 0.
     let tokens = tokens.filter(|_| unseen_calls == 0 || !whole.is_empty());
-    let steps = if phase == Phase::Decode { steps } else { &[] };
+    let decode = phase == Phase::Decode;
+    let (steps, all_steps) = if decode { (&*requests.decode_steps, requests.steps) } else { (&[][..], Steps::default()) };
     let steps_ns = steps.iter().fold(0u64, |a, s| a.saturating_add(s.ns));
     let step_tokens = steps.iter().try_fold(0u64, |a, s| a.checked_add(s.tokens?));
     let token = |ns: u64, tokens: Option<u64>| tokens.map(|n| (ns.checked_div(n).unwrap_or(0), n));
-    let decode = phase == Phase::Decode;
     let each = |all: Option<Vec<(u64, u64)>>| all.filter(|_| decode).and_then(weighted);
     let any_cause = reasons.judged && (options.only(By::Cause) || options.only(By::Counter));
     let wanted = |by: By| options.tables.contains(&by) || any_cause;
@@ -222,7 +222,7 @@ fn phase(
     };
     let threads = wanted(By::Thread).then(|| thread_rows(times, reasons.why, phase));
     let by_token = options.tables.contains(&By::Token).then(|| token_rows(line, times, phase));
-    Some(PhaseReport {
+    let mut report = PhaseReport {
         phase,
         threads_left_out: beyond(threads.as_deref(), options.top),
         calls_left_out: beyond(by_token.as_deref(), options.top),
@@ -244,6 +244,7 @@ fn phase(
         tokens_per_s: tokens.filter(|_| in_call_ns > 0).map(|t| t as f64 * 1e9 / in_call_ns as f64),
         first_call: first_call(&whole),
         tokens_per_s_wall: step_tokens.filter(|_| steps_ns > 0).map(|n| n as f64 * 1e9 / steps_ns as f64),
+        between_calls: None,
         cpu_graphs: sum.graphs,
         graphs_below_ops: sum.below,
         level_changes: within(loaded, line, phase),
@@ -260,7 +261,9 @@ fn phase(
         by_token: by_token.map(|rows| first(rows, options.top)),
         offload: if splits.is_empty() { None } else { offload(loaded, line, times, idents, phase) },
         splits,
-    })
+    };
+    report.between_calls = all_steps.between_share(report.on_devices_ns());
+    Some(report)
 }
 
 /// A first call counts as slow if it took this many times the others' time per token, and if the rest is that much faster

@@ -55,8 +55,8 @@ pub struct BarInput {
 }
 
 impl BarInput {
-    /// Of a phase of a report; `device_ns` is its time on devices.
-    pub fn of_report(p: &PhaseReport, device_ns: u64, threads: &[ThreadRow]) -> BarInput {
+    /// Of a phase of a report.
+    pub fn of_report(p: &PhaseReport, threads: &[ThreadRow]) -> BarInput {
         let causes = threads.iter().filter_map(|t| t.causes).reduce(|mut sum, parts| {
             sum.merge(&parts);
             sum
@@ -64,7 +64,7 @@ impl BarInput {
         BarInput {
             op_time: p.op_time,
             in_call_ns: p.in_call_ns,
-            device_ns,
+            device_ns: p.on_devices_ns(),
             cpu_graphs: p.cpu_graphs,
             graphs_below_ops: p.graphs_below_ops,
             graph_ns: p.graph_ns,
@@ -139,8 +139,9 @@ impl TimeBar {
         known.into_iter().filter_map(|(name, share)| Some((name, share?))).collect()
     }
 
-    /// The shares with the time between calls, which takes `between` of a token's time.
-    pub fn with_between(&self, between: f64) -> TimeBar {
+    /// The shares with the time between calls, which takes `between` of a token's time; as they are if that is not known.
+    pub fn with_between(&self, between: Option<f64>) -> TimeBar {
+        let Some(between) = between else { return *self };
         let within = 1.0 - between;
         let known = |share: Option<f64>| share.map(|share| share * within);
         TimeBar {
@@ -183,7 +184,7 @@ mod tests {
             let gaps = 1.0 - computing - barrier;
             let bar = TimeBar { computing, barrier: Some(barrier), gaps, ..TimeBar::default() };
             for between in [0.0, 0.117, 1.0] {
-                let wall = bar.with_between(between);
+                let wall = bar.with_between(Some(between));
                 assert_eq!(wall.percent().iter().map(|(_, n)| n).sum::<u32>(), 100, "{computing} {barrier}");
                 assert_eq!(wall.all().last(), Some(&("between calls", between)));
             }

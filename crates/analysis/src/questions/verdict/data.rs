@@ -42,6 +42,8 @@ pub struct PhaseVerdict {
     /// In calls; and with the time between them, from start to start.
     pub tokens_per_s: Option<f64>,
     pub tokens_per_s_wall: Option<f64>,
+    /// Share of the time from start to start that is between calls; null if it is not known.
+    pub between_calls: Option<f64>,
     /// Omitted if the first call was no slower than the others.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub first_call: Option<FirstCall>,
@@ -76,21 +78,9 @@ impl PhaseVerdict {
 
     /// What the latency is of. Where much of the time is between calls, a call is not what a user gets as a token.
     pub fn latency_unit(&self) -> &'static str {
-        let apart = self.between().is_some_and(|share| share >= APART);
+        let apart = self.between_calls.is_some_and(|share| share >= APART);
         if apart && self.runs_per_s.is_none() { "call" } else { self.unit() }
     }
-
-    /// Share of the time between calls; `None` if it is not known.
-    pub fn between(&self) -> Option<f64> {
-        between(self.bar.as_ref(), self.tokens_per_s, self.tokens_per_s_wall)
-    }
-}
-
-/// Share of the time between calls, of tokens per second in calls and with the time between them. It is not known if a
-/// device may compute after a call has returned.
-pub fn between(bar: Option<&TimeBar>, in_calls: Option<f64>, wall: Option<f64>) -> Option<f64> {
-    bar.is_none_or(|bar| bar.device <= 0.0).then_some(())?;
-    Some((1.0 - wall? / in_calls.filter(|rate| *rate > 0.0)?).max(0.0))
 }
 
 /// The ceiling of a phase.

@@ -18,7 +18,6 @@ use crate::sums::attribution::interference::InterferenceRow;
 use crate::sums::attribution::pass::Misses;
 use crate::sums::attribution::replay::CrowdedWork;
 use crate::sums::tables::{OpRow, ThreadRow, op_rows, thread_rows};
-use ggml::backend_guid;
 use ggml::names::fold;
 use pfi::record::{MemoryChange, Tensor};
 
@@ -182,8 +181,7 @@ fn phase(input: &FactInput<'_, '_>, p: &PhaseReport) -> Option<PhaseFacts> {
     let with_phase = loaded.cpu_graphs.iter().zip(&line.cpu_phase).filter(|(_, phase)| **phase == p.phase);
     let threads = with_phase.map(|(g, _)| g.n_threads).max().unwrap_or(0);
     let by_thread = thread_rows(times, why, p.phase);
-    let device = device_ns(p);
-    let weights = (device == 0).then(|| weights(input, p.phase)).flatten();
+    let weights = (p.on_devices_ns() == 0).then(|| weights(input, p.phase)).flatten();
     let a_call = |of_graph: f64| of_graph * graphs_a_call;
     Some(PhaseFacts {
         phase: p.phase,
@@ -194,7 +192,7 @@ fn phase(input: &FactInput<'_, '_>, p: &PhaseReport) -> Option<PhaseFacts> {
         graphs_a_call,
         graph_ns: p.graph_ns as f64 / p.cpu_graphs.max(1) as f64,
         threads,
-        bar: TimeBar::new(&BarInput::of_report(p, device, &by_thread)),
+        bar: TimeBar::new(&BarInput::of_report(p, &by_thread)),
         ops: op_rows(times, reasons, idents, p.phase, OpKey::Op),
         names: op_rows(times, reasons, idents, p.phase, OpKey::Name),
         by_thread,
@@ -217,13 +215,6 @@ fn phase(input: &FactInput<'_, '_>, p: &PhaseReport) -> Option<PhaseFacts> {
 fn whole_graphs(line: &Timeline, phase: Phase) -> usize {
     let whole = |call: &Option<usize>| call.and_then(|i| line.calls.get(i)).is_none_or(|call| !call.cut);
     line.cpu_phase.iter().zip(&line.cpu_call).filter(|(of, call)| **of == phase && whole(call)).count()
-}
-
-/// Time of a phase on backends other than the CPU's, ns. A split lasts until the device has finished, also past the call's
-/// return: if splits were recorded, they have the time after it.
-fn device_ns(p: &PhaseReport) -> u64 {
-    let splits = p.splits.iter().filter(|s| !backend_guid::is_host(&s.backend)).map(|s| s.total_ns);
-    splits.fold(0, u64::saturating_add).max(p.device_ns)
 }
 
 /// The mean over the graphs of a phase whose plan has such a figure; `None` if there are none.

@@ -36,18 +36,19 @@ pub fn verdict(input: FactInput<'_, '_>, report: &Report, peaks: &[Peak]) -> Run
             top.as_ref().ok().zip(run).and_then(|(top, run)| of_machine(p, top, run, (peaks, usable)));
         let (tokens_per_s, tokens_per_s_wall) =
             (figures.and_then(|f| f.tokens_per_s), figures.and_then(|f| f.tokens_per_s_wall));
-        let apart = data::between(p.bar.as_ref(), tokens_per_s, tokens_per_s_wall);
+        let between_calls = figures.and_then(|f| f.between_calls);
         let phase = PhaseVerdict {
             phase: p.phase,
             runs_per_s: figures.and_then(|f| f.runs_per_s),
             tokens_per_s,
             tokens_per_s_wall,
+            between_calls,
             first_call: figures.and_then(|f| f.first_call),
             latency: figures.and_then(|f| f.latency),
             ceiling: top.as_ref().ok().cloned(),
             machine,
             bar: p.bar,
-            bar_wall: p.bar.map(|bar| apart.map_or(bar, |share| bar.with_between(share))),
+            bar_wall: p.bar.map(|bar| bar.with_between(between_calls)),
             storage: p.reads.clone(),
             batched: report.sequences.as_ref().is_some_and(|s| s.batching.most > 1),
         };
@@ -55,7 +56,7 @@ pub fn verdict(input: FactInput<'_, '_>, report: &Report, peaks: &[Peak]) -> Run
     };
     let (phases, no_ceiling): (Vec<_>, Vec<_>) = facts.phases.iter().map(of).unzip();
     let main = phases.first();
-    let between = main.and_then(PhaseVerdict::between).unwrap_or(0.0);
+    let between = main.and_then(|p| p.between_calls).unwrap_or(0.0);
     let limit = facts.main().and_then(|p| limit(&facts, p, main.and_then(|m| m.ceiling.as_ref()), between));
     let mut advice = advice::advice(&facts, &phases, limit.as_ref());
     let limit = limit.map(|limit| settle(limit, &mut advice));

@@ -402,6 +402,7 @@ impl Live {
         let phase = Phase::of_width(ubatch.into());
         let (pid, end) = (Some(g.pid), ending(g.cut, Device::Idle));
         let ended = EndedCall { pid: g.pid, start: g.t, dur: g.dur, end, device: 0 };
+        self.step(CallSource::CpuGraph, phase, &ended);
         self.call(CallSource::CpuGraph, phase, known(ubatch), &ended);
         match g.graph {
             Some(seq) => self.hold(AwaitedRecord::Graph(seq), pid, &open.sums, g.ubatch),
@@ -420,6 +421,7 @@ impl Live {
         let own = Phase::of_width(alone.into());
         let (pid, end) = (Some(g.pid), ending(g.cut, g.device));
         let ended = EndedCall { pid: g.pid, start: g.t, dur: g.dur, end, device: g.device.waited() };
+        self.step(CallSource::SchedulerGraph, own, &ended);
         self.call(CallSource::SchedulerGraph, own, known(alone), &ended);
         // How many of them a draft brings is not known.
         if g.token.and_then(|seq| self.batches.of(seq)) == Some(BatchShape::Drafts) {
@@ -456,6 +458,7 @@ impl Live {
         let ended = EndedCall { pid: t.pid, start: t.t, dur, end, device };
         let (seen, encodes) = (ended.end == Ending::Known, t.entry == Entry::Encode);
         let (id, pid, end) = (t.seq, t.pid, call.end());
+        let call_end = ended;
         let of_batch = requests::Call { id, pid, context: 0, width: 0, start: t.t, end, seen, encodes };
         let (shape, brought) = self.batches.end(of_batch, ended);
         match shape {
@@ -464,6 +467,7 @@ impl Live {
             Some(BatchShape::Other) if call.phase == Phase::Unknown => call.phase = Phase::Prefill,
             Some(BatchShape::Other) | None => {}
         }
+        self.step(CallSource::Token, call.phase, &call_end);
         let pid = Some(t.pid);
         let known = match brought {
             Brought::Unknown(ended) => Some((ended, call.tokens)),
@@ -484,6 +488,13 @@ impl Live {
     fn verified(&mut self, calls: Vec<(EndedCall, u64)>) {
         for (c, tokens) in calls {
             self.call(CallSource::Token, Phase::Decode, Some(tokens), &c);
+        }
+    }
+
+    fn step(&mut self, source: CallSource, phase: Phase, c: &EndedCall) {
+        if let Some(run) = self.run(Some(c.pid)) {
+            let seen = (c.end != Ending::Unseen).then_some((c.start, c.dur));
+            run.step(source as usize, phase, seen);
         }
     }
 

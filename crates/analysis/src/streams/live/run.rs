@@ -32,6 +32,8 @@ pub struct LiveRun {
     /// Tokens/s by phase in each of the last steps, and the sums at the end of the last one.
     speeds: Vec<[Option<f64>; 3]>,
     marked: [CallSum; 3],
+    /// Start and duration of the last call if it was one of decode, by source.
+    last_decode: [Option<(i64, u64)>; 3],
 }
 
 /// Steps of the history that are kept: the columns of a wide terminal.
@@ -43,7 +45,7 @@ impl LiveRun {
         let none = || (Phases::default(), DeviceSums::default());
         let ((total, devices), (phases, sums)) = (none(), none());
         let past = vec![(t, phases, sums)];
-        LiveRun { pid, total, devices, past, speeds: Vec::new(), marked: Default::default() }
+        LiveRun { pid, total, devices, past, speeds: Vec::new(), marked: Default::default(), last_decode: [None; 3] }
     }
 
     /// Advances the window to `t`.
@@ -53,6 +55,17 @@ impl LiveRun {
         }
         while self.past.get(1).is_some_and(|(next, ..)| next.saturating_add(WINDOW_NS) <= t) {
             self.past.remove(0);
+        }
+    }
+
+    /// A call has ended; `seen`: its start and duration. Steps are those of `report`: between calls of decode that follow
+    /// each other in one process.
+    pub fn step(&mut self, source: usize, phase: Phase, seen: Option<(i64, u64)>) {
+        let seen = seen.filter(|_| phase == Phase::Decode && self.pid.is_some());
+        let Some(last) = self.last_decode.get_mut(source) else { return };
+        let before = std::mem::replace(last, seen);
+        if let Some((before, (now, _))) = before.zip(seen) {
+            self.total[phase as usize].calls[source].steps.add(before, now);
         }
     }
 

@@ -44,6 +44,8 @@ pub struct PhaseSpan {
     pub op_time: Option<OpTime>,
     /// Where the time in calls goes; null if no op was recorded.
     pub bar: Option<TimeBar>,
+    /// The same of a decode token's time: with that between the calls, as far as it is known.
+    pub bar_wall: Option<TimeBar>,
     /// By op and name, largest first.
     pub ops: Vec<LiveOp>,
     pub threads: Vec<LiveThread>,
@@ -90,6 +92,7 @@ impl PhaseSpan {
             gaps_ns: gaps(g),
             op_time: op_time(g),
             bar: work.bar(),
+            bar_wall: work.bar_wall(),
             threads: threads.collect(),
             ops,
             causes: work.causes(),

@@ -1,5 +1,6 @@
 //! Sums of a phase that can be added to and subtracted from each other.
 
+use crate::recorded::calls::Steps;
 use crate::sums::attribution::parts::TimeParts;
 use crate::sums::ops::PhaseSum;
 
@@ -20,6 +21,8 @@ pub struct CallSum {
     /// Total duration, and the part of it spent waiting for a device after the call returned.
     pub ns: u64,
     pub device: u64,
+    /// From the start of a call of decode to the start of the next one.
+    pub steps: Steps,
 }
 
 impl CallSum {
@@ -38,6 +41,7 @@ impl CallSum {
             unknown: f(self.unknown, o.unknown),
             ns: f(self.ns, o.ns),
             device: f(self.device, o.device),
+            steps: self.steps.combined(&o.steps, f),
         }
     }
 

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use super::sums::LiveSums;
 use crate::questions::report::{OpTime, op_time};
 use crate::questions::verdict::bar::{BarInput, TimeBar};
-use crate::recorded::calls::Phase;
+use crate::recorded::calls::{Phase, Steps};
 use crate::sums::attribution::parts::TimeParts;
 use crate::sums::ops::PhaseSum;
 use crate::sums::tables::gaps;
@@ -29,6 +29,7 @@ pub struct PhaseWork {
     /// Time in splits on devices, and of waiting for a device after a call's return.
     pub device_ns: u64,
     pub device_wait_ns: u64,
+    pub steps: Steps,
     /// CPU graphs with ops; of them, those whose barriers are probed and not, and those that several threads computed.
     pub cpu_graphs: u64,
     pub barrier_graphs: u64,
@@ -48,7 +49,11 @@ pub struct PhaseWork {
 /// All numbers of a [`PhaseWork`] by name, so that none is forgotten: the compiler asks for each.
 macro_rules! combined {
     ($a:expr, $b:expr, $f:expr, $($field:ident)*) => {
-        PhaseWork { $($field: $f($a.$field, $b.$field),)* causes: $a.causes.combined(&$b.causes, $f) }
+        PhaseWork {
+            $($field: $f($a.$field, $b.$field),)*
+            steps: $a.steps.combined(&$b.steps, $f),
+            causes: $a.causes.combined(&$b.causes, $f),
+        }
     };
 }
 
@@ -65,6 +70,7 @@ impl PhaseWork {
             in_call_ns: c.ns,
             device_ns: s.device_ns,
             device_wait_ns: c.device,
+            steps: c.steps,
             cpu_graphs: g.graphs,
             barrier_graphs: g.barrier,
             interval_graphs: g.interval,
@@ -122,8 +128,7 @@ impl PhaseWork {
         TimeBar::new(&BarInput {
             op_time: self.op_time(),
             in_call_ns: self.in_call_ns,
-            // A split lasts until the device has finished, also past the call's return.
-            device_ns: self.device_ns.max(self.device_wait_ns),
+            device_ns: self.on_devices_ns(),
             cpu_graphs: self.cpu_graphs,
             graphs_below_ops: self.graphs_below_ops,
             graph_ns: self.graph_ns,
@@ -133,6 +138,16 @@ impl PhaseWork {
             alone: self.team_graphs == 0,
             causes: self.causes(),
         })
+    }
+
+    /// A split lasts until the device has finished, also past the call's return.
+    fn on_devices_ns(&self) -> u64 {
+        self.device_ns.max(self.device_wait_ns)
+    }
+
+    /// The same with the time between calls, as far as it is known.
+    pub fn bar_wall(&self) -> Option<TimeBar> {
+        Some(self.bar()?.with_between(self.steps.between_share(self.on_devices_ns())))
     }
 
     /// Why there is no bar, or not all of it; none: all of it is known.

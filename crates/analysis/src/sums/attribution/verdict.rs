@@ -93,6 +93,8 @@ const CACHED: f64 = 1.25;
 /// What to do if the machine's peaks are not known.
 pub const MEASURE: &str =
     "to know this machine's peaks, run `profinfer doctor --peaks` once before recording";
+/// Why arithmetic can be above its peak.
+const TOO_LOW: &str = "that peak is too low (`profinfer doctor --peaks` on an idle machine)";
 /// Share of the cycles.
 const STALLED: f64 = 0.5;
 /// A call no longer than this, with no more than `LITTLE` of it needed for its work, is dominated by overhead.
@@ -168,16 +170,19 @@ fn work(f: &Facts, ceiling: &Ceiling) -> Option<(Bound, String)> {
     let from_memory = memory <= CACHED;
     if let Some(share) = compute.filter(|c| *c >= NEAR && (*c > memory || !from_memory)) {
         let rate = (f.f32 + f.int8) / ns;
-        return Some((
-            Bound::Compute,
-            format!("{rate:.1} GFLOP/s, {} of the peak{}", pct(share), ceiling.origin()),
-        ));
+        let of_peak = match share <= 1.0 {
+            true => format!("{} of the peak{}", pct(share), ceiling.origin()),
+            false => format!("more than the peak of {:.1}{}: {TOO_LOW}", rate / share, ceiling.origin()),
+        };
+        return Some((Bound::Compute, format!("{rate:.1} GFLOP/s, {of_peak}")));
     }
     if from_memory && memory >= NEAR {
-        return Some((
-            Bound::Memory,
-            reads(&format!("the {:.1} GB/s memory peak{}", peak.gb_per_s, ceiling.origin())),
-        ));
+        let peak = format!("the {:.1} GB/s memory peak{}", peak.gb_per_s, ceiling.origin());
+        let told = match memory <= 1.0 {
+            true => reads(&peak),
+            false => format!("{rate:.1} GB/s, more than {peak}: a part came from a cache, or {TOO_LOW}"),
+        };
+        return Some((Bound::Memory, told));
     }
     let need = compute?.max(memory);
     let mean = f.busy as f64 / f.calls as f64;
