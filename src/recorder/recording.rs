@@ -52,6 +52,8 @@ pub enum SessionCommand {
     Dump(Box<dyn Output>),
     /// Write this text into the trace, as of this time, CLOCK_MONOTONIC ns.
     Note(u64, String),
+    /// The calibration of this machine, for [`RecordOptions::calibrated_later`].
+    Calibrated(Box<Calibration>),
 }
 
 /// How to record.
@@ -84,6 +86,8 @@ pub struct RecordOptions {
     pub tokens: Option<u64>,
     /// Stored calibration of this machine; None: calibrate now.
     pub calibration: Option<Calibration>,
+    /// It comes later, by [`SessionCommand::Calibrated`]: until then, a budget leaves the calls alone.
+    pub calibrated_later: bool,
     /// The command's standard streams.
     pub streams: Streams,
     /// The user to run the command as; None: the recorder's own.

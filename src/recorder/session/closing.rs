@@ -19,6 +19,7 @@ impl Session {
         let fixed = self.managed
             && self.launched.is_none()
             && self.qos.is_none()
+            && !self.options.calibrated_later
             && self.backend == CaptureBackend::Bpf;
         if self.closed || !fixed || self.engines.is_empty() {
             return;

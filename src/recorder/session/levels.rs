@@ -12,7 +12,7 @@ use crate::recorder::attached::AttachedEngine;
 use crate::recorder::drain::Shown;
 use crate::recorder::qos::policy::{DetailStep, LevelDecision};
 use crate::recorder::qos::{self, Controller};
-use crate::recorder::recording::SessionObserver;
+use crate::recorder::recording::{Calibration, SessionObserver};
 use crate::recorder::verify::OpEnd;
 use engine::probes::Role;
 use engine::prologue::InsnHandling;
@@ -31,9 +31,50 @@ impl Session {
         engine.reserve(&roles(top(self.options.level, self.options.capture.structure), &self.options), from);
     }
 
-    /// Begins to keep the budget, if there is one: at a cheap level until tokens have been seen.
-    pub(super) fn keep_budget(&mut self, watch: &mut dyn SessionObserver) -> Result<(), RecordError> {
-        let Some(rule) = self.options.budget else { return Ok(()) };
+    /// Begins to keep the budget, if there is one: at a cheap level until tokens have been seen, and with calls alone until
+    /// the cost of a hit is known.
+    pub(super) fn keep_budget(&mut self, watch: &mut dyn SessionObserver) -> Result<(), WriteError> {
+        if self.options.budget.is_none() {
+            return Ok(());
+        }
+        let to = match self.options.calibrated_later {
+            false => self.budget(watch)?,
+            true => Some((Detail::Token, "the cost of a probe hit is being measured")),
+        };
+        let Some((level, why)) = to else { return Ok(()) };
+        self.detail = level;
+        self.extras_off();
+        self.change(&fitting(level), why, watch)
+    }
+
+    /// The calibration has come.
+    pub(super) fn calibrated(
+        &mut self,
+        calibration: Calibration,
+        watch: &mut dyn SessionObserver,
+    ) -> Result<(), RecordError> {
+        if !std::mem::take(&mut self.options.calibrated_later) {
+            return Ok(());
+        }
+        self.hit_ns = calibration.hit_ns;
+        self.options.calibration = Some(calibration);
+        if self.options.budget.is_none() {
+            return Ok(());
+        }
+        let (level, why) = match self.budget(watch)? {
+            Some(begin) => begin,
+            None => (top(self.options.level, self.options.capture.structure), "as requested"),
+        };
+        self.move_to(level, watch)?;
+        Ok(self.change(&fitting(level), why, watch)?)
+    }
+
+    /// Begins to steer. The level to begin at, and why; `None`: the overhead cannot be measured.
+    fn budget(
+        &mut self,
+        watch: &mut dyn SessionObserver,
+    ) -> Result<Option<(Detail, &'static str)>, WriteError> {
+        let Some(rule) = self.options.budget else { return Ok(None) };
         let shared = self.counters.as_ref().and_then(Counters::shared);
         let calibration = self.options.calibration.take();
         let calibration = calibration.map(|l| (l.prices, l.unfit));
@@ -43,16 +84,14 @@ impl Session {
         let Some(prices) = prices else {
             let why = "probe overhead cannot be measured on this machine: the level stays as requested";
             watch.tell(&format!("budget: {why}"));
-            return Ok(self.feature(Availability::None, why)?);
+            self.feature(Availability::None, why)?;
+            return Ok(None);
         };
-        let controller = Controller::new(rule, prices, self.detail);
+        let most = top(self.options.level, self.options.capture.structure);
+        let controller = Controller::new(rule, prices, most);
         let step = controller.now();
-        self.detail = step.level;
         self.qos = Some(controller);
-        self.extras_off();
-        let change =
-            LevelDecision { to: step, why: qos::policy::ChangeReason::Fits, predicted: None, measured: None };
-        Ok(self.change(&change, "the first tokens are being measured", watch)?)
+        Ok(Some((step.level, "the first tokens are being measured")))
     }
 
     /// Gives the returned calls to the controller and follows the policy.
@@ -80,9 +119,7 @@ impl Session {
     /// Writes the level at the start of a trace that continues another.
     pub(super) fn write_level(&mut self) -> Result<(), WriteError> {
         let Some(now) = self.qos.as_ref().map(Controller::now) else { return Ok(()) };
-        let change =
-            LevelDecision { to: now, why: qos::policy::ChangeReason::Fits, predicted: None, measured: None };
-        self.write_change(&change, "as in the previous trace")
+        self.write_change(&LevelDecision { to: now, ..fitting(now.level) }, "as in the previous trace")
     }
 
     /// Maximum wait for events.
@@ -237,6 +274,12 @@ impl Session {
     fn feature(&self, state: Availability, why: &str) -> Result<(), WriteError> {
         self.drain.borrow_mut().enc.feature(&Feature { name: "budget", state, why })
     }
+}
+
+/// The change to a level that a budget begins with.
+fn fitting(level: Detail) -> LevelDecision {
+    let to = DetailStep { level, one_in: 1 };
+    LevelDecision { to, why: qos::policy::ChangeReason::Fits, predicted: None, measured: None }
 }
 
 /// Attaches a role's probes; a failure is reported the first time.

@@ -170,10 +170,11 @@ pub fn record(
         let refused = |cpus: Vec<u32>| RecordError::CommandCpus(common::cpus::ranges(cpus.into_iter()));
         origin = origin.on(cpus).map_err(refused)?;
     }
-    let hit_ns = options
-        .calibration
-        .as_ref()
-        .map_or_else(|| calibration::hit_ns(&backend), |calibration| calibration.hit_ns);
+    let hit_ns = match &options.calibration {
+        Some(calibration) => calibration.hit_ns,
+        None if options.calibrated_later => 0,
+        None => calibration::hit_ns(&backend),
+    };
     let wish = options.agent_cpu;
     hardware::huge_pages(false);
     let bound = hardware::settle(wish)

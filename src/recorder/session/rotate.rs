@@ -60,6 +60,7 @@ impl Session {
                 Some(SessionCommand::Rotate(out, why)) => self.rotate(out, why, watch),
                 Some(SessionCommand::Dump(out)) => self.dump(out, watch),
                 Some(SessionCommand::Note(t, text)) => self.note(t, &text),
+                Some(SessionCommand::Calibrated(calibration)) => self.calibrated(*calibration, watch),
             };
             match done {
                 Err(e @ RecordError::Write(_)) => return Err(e),

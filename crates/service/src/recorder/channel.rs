@@ -22,6 +22,8 @@ pub enum RecorderCommand {
     Watched(bool),
     /// Write this text into the trace, as of this time, CLOCK_MONOTONIC ns.
     Note(u64, String),
+    /// The calibration of this machine, for a recorder that began before it was known.
+    Calibrated(Box<Calibration>),
     /// End cleanly.
     Stop,
 }

@@ -31,6 +31,15 @@ use machine::helper::pulse::{self, Pulse, Signs};
 use machine::{capset, wake};
 use pfi::WriteError;
 
+/// What a recorder knows of the cost of its probes when it begins.
+pub enum Calibrated {
+    Known(Box<Calibration>),
+    /// It calibrates before it records, and reports the result.
+    First,
+    /// Another one does: the service passes the result on.
+    Later,
+}
+
 /// The service's end of a recorder.
 pub struct Recorder {
     /// Name of its rule.
@@ -43,18 +52,14 @@ pub struct Recorder {
 }
 
 impl Recorder {
-    /// Forks a recorder with this calibration; None: it calibrates before it records, and reports the result.
+    /// Forks a recorder.
     ///
     /// The service is single-threaded: anything that another thread held at the fork, such as a lock, would be held
     /// forever.
     ///
     /// # Errors
     /// No more processes or descriptors are available.
-    pub fn start(
-        settings: &ServiceSettings,
-        rule: &Rule,
-        calibration: Option<Calibration>,
-    ) -> io::Result<Recorder> {
+    pub fn start(settings: &ServiceSettings, rule: &Rule, calibration: Calibrated) -> io::Result<Recorder> {
         let ((ours, theirs), pulse) = (Channel::pair()?, Rc::new(Pulse::new()?));
         let (fd, worn) = (theirs.fd().as_raw_fd(), Rc::clone(&pulse));
         // SAFETY: only this thread runs (see above).
@@ -164,7 +169,7 @@ fn default_signals() {
 }
 
 /// A recorder's main function. Returns at its end.
-fn be(settings: &ServiceSettings, rule: &Rule, calibration: Option<Calibration>, channel: Channel) {
+fn be(settings: &ServiceSettings, rule: &Rule, calibration: Calibrated, channel: Channel) {
     default_signals();
     // The service has them permitted but not effective. If that cannot be changed, the recording says what is
     // missing. A command gets what the service was started with.
@@ -208,21 +213,23 @@ pub(super) fn is_full(e: &RecordError) -> bool {
 fn record(
     settings: &ServiceSettings,
     rule: &Rule,
-    calibration: Option<Calibration>,
+    calibration: Calibrated,
     feed: &mut SessionDriver,
 ) -> Result<(), Failure> {
     // Pricing hits gives no signs of life in between.
     pulse::slow();
     let command = settings.command.as_ref();
+    let later = matches!(calibration, Calibrated::Later);
     let calibration = match calibration {
-        Some(calibration) => calibration,
-        None => feed.calibration(session::learn(&rule.record, command.is_some())?),
+        Calibrated::Known(calibration) => Some(*calibration),
+        Calibrated::First => Some(feed.calibration(session::learn(&rule.record, command.is_some())?)),
+        Calibrated::Later => None,
     };
     if command.is_none() && !feed.first() {
         return Ok(());
     }
     let mut options = rule.record.clone();
-    options.calibration = Some(calibration);
+    (options.calibration, options.calibrated_later) = (calibration, later);
     options.ring = rule.ring.map(|span| (span, settings.ring_bytes(rule)));
     pulse::slow();
     match command {

@@ -56,6 +56,7 @@ enum Ordered {
     /// The file that ends; None: nothing was written.
     Rotate(Option<String>),
     Note,
+    Calibrated,
     Dump {
         name: String,
         asked: bool,
@@ -89,6 +90,8 @@ pub struct SessionDriver {
     ordered: Option<Ordered>,
     /// The ring was requested.
     asked: bool,
+    /// The calibration that came after the beginning.
+    calibrated: Option<Box<Calibration>>,
     /// Texts for the trace, and their times.
     notes: VecDeque<(u64, String)>,
     /// Lost events when last looked, and when that number last grew.
@@ -132,6 +135,7 @@ impl SessionDriver {
             file: None,
             ordered: None,
             asked: false,
+            calibrated: None,
             notes: VecDeque::new(),
             lost: (0, 0),
             trigger: Trigger::new(rule),
@@ -202,6 +206,7 @@ impl SessionDriver {
                 Ok(Some(RecorderCommand::Dump)) => self.asked = true,
                 Ok(Some(RecorderCommand::Note(t, text))) => self.notes.push_back((t, text)),
                 Ok(Some(RecorderCommand::Watched(wanted))) => self.figures.want(wanted),
+                Ok(Some(RecorderCommand::Calibrated(calibration))) => self.calibrated = Some(calibration),
                 Ok(Some(RecorderCommand::Stop)) | Err(_) => {
                     self.stop = true;
                     return;
@@ -453,6 +458,10 @@ impl SessionObserver for SessionDriver {
         if self.stop {
             return None;
         }
+        if let Some(calibration) = self.calibrated.take() {
+            self.ordered = Some(Ordered::Calibrated);
+            return Some(SessionCommand::Calibrated(calibration));
+        }
         if let Some(order) = self.left() {
             return Some(order);
         }
@@ -537,7 +546,7 @@ impl SessionObserver for SessionDriver {
                 self.complete(done.is_ok().then(|| name.clone()));
                 self.dumped(done.map(|()| name).map_err(|why| DumpError::Write(why.to_string())), asked);
             }
-            (None | Some(Ordered::Also | Ordered::Note), _) | (_, Ok(())) => {}
+            (None | Some(Ordered::Also | Ordered::Note | Ordered::Calibrated), _) | (_, Ok(())) => {}
             (_, Err(why)) => self.say_message(&why.to_string()),
         }
     }

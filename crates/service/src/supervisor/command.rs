@@ -6,6 +6,7 @@ use std::io;
 use rustix::process::{Pid, Signal, WaitStatus, kill_process};
 
 use super::Supervisor;
+use crate::recorder::Calibrated;
 use crate::rules::settings::{ServiceCommand, ServiceSettings};
 use crate::run::Run;
 use crate::supervisor::run_table::{KnownRun, Met, RunPhase};
@@ -51,8 +52,9 @@ impl Supervisor {
     pub fn start_command(&mut self, settings: &ServiceSettings, rule: usize, inside: bool) -> io::Result<()> {
         let Some(rule) = settings.rules.get(rule) else { return Ok(()) };
         self.inside = inside;
-        let calibration = self.calibration_of(rule);
+        let calibration = self.calibration_of(rule).map(Box::new);
         let learns = calibration.is_none();
+        let calibration = calibration.map_or(Calibrated::First, Calibrated::Known);
         let recorder = (self.hire)(settings, rule, calibration)?;
         self.command = Some(Command { recorder: recorder.pid, phase: Phase::Starts(None) });
         self.workers.push(WorkerHandle::new(

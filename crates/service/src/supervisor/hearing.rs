@@ -77,10 +77,9 @@ impl Supervisor {
             // Accepted once, before it has seen any engine: others rely on it.
             WorkerEvent::Calibration(calibration) => {
                 if std::mem::take(&mut worker.learns) {
-                    self.calibration_cache.learn(
-                        calibration_cache::kind(&worker.rule.record, self.inside),
-                        calibration.clone(),
-                    );
+                    let kind = calibration_cache::kind(&worker.rule.record, self.inside);
+                    self.calibration_cache.learn(kind.clone(), calibration.clone());
+                    self.pass_on(&kind, &calibration);
                     let cost = match calibration.hit_ns {
                         0 => "the cost of a probe hit could not be measured".to_owned(),
                         ns => format!("the cheapest probe hit costs {ns} ns"),

@@ -5,6 +5,7 @@
 //! affects no other user's runs. A recorder that has not been given a run yet belongs to nobody.
 
 pub mod backoff;
+mod calibrating;
 pub mod command;
 pub mod fair_share;
 mod hearing;
@@ -28,18 +29,17 @@ use self::run_table::{KnownRun, OF_USER, RunPhase, RunTable, SkipReason};
 use self::worker::WorkerHandle;
 use crate::affinity::RunId;
 use crate::lines::{LineQueue, Seldom};
-use crate::recorder::Recorder;
 use crate::recorder::channel::{DumpError, RecorderCommand};
 use crate::recorder::trigger::{Fired, LastFired};
+use crate::recorder::{Calibrated, Recorder};
 use crate::rules::Rule;
 use crate::rules::settings::ServiceSettings;
 use crate::run::{EXE, Run};
-use crate::store::calibration_cache::{self, CalibrationCache};
+use crate::store::calibration_cache::CalibrationCache;
 use crate::store::quota;
 pub use crate::supervisor::run_table::{Met, RunCounts};
 use crate::totals::Totals;
 use agent::recorder::computing::ComputingChange;
-use agent::recorder::recording::Calibration;
 use machine::maps::FileId;
 
 /// Delay before a rule whose recorder failed gets another: short if there was no room, long if it is the recorder's
@@ -56,7 +56,7 @@ const ENDED: usize = 256;
 const SAMPLED: usize = 1024;
 
 /// Starts a recorder.
-type Hire = Box<dyn FnMut(&ServiceSettings, &Rule, Option<Calibration>) -> io::Result<Recorder>>;
+type Hire = Box<dyn FnMut(&ServiceSettings, &Rule, Calibrated) -> io::Result<Recorder>>;
 
 /// Reports about a user that are limited in rate.
 #[derive(Default)]
@@ -401,7 +401,7 @@ impl Supervisor {
         let mine = |h: &WorkerHandle| h.uid == Some(uid);
         let found = find(&|h| mine(h) && h.has(base) && !but.contains(&h.recorder.pid))
             .or_else(|| find(&|h| mine(h) && h.takes_more()))
-            .or_else(|| find(&|h| h.uid.is_none() && h.takes_more()));
+            .or_else(|| find(&|h| h.uid.is_none() && h.takes_more() && !h.learns));
         found.or_else(|| self.hire(rule, Some(uid), settings))
     }
 
@@ -420,11 +420,14 @@ impl Supervisor {
             }
             return None;
         }
-        let calibration = self.calibration_of(rule);
-        let learns = calibration.is_none();
+        let calibration = self.calibrated(rule, uid, settings);
+        let (learns, awaits) =
+            (matches!(calibration, Calibrated::First), matches!(calibration, Calibrated::Later));
         match (self.hire)(settings, rule, calibration) {
             Ok(recorder) => {
-                self.workers.push(WorkerHandle::new(recorder, rule, uid, learns));
+                let mut worker = WorkerHandle::new(recorder, rule, uid, learns);
+                worker.awaits = awaits;
+                self.workers.push(worker);
                 Some(self.workers.len() - 1)
             }
             Err(e) => {
@@ -434,10 +437,6 @@ impl Supervisor {
                 None
             }
         }
-    }
-
-    fn calibration_of(&self, rule: &Rule) -> Option<Calibration> {
-        self.calibration_cache.of(&calibration_cache::kind(&rule.record, self.inside)).cloned()
     }
 
     /// Recorders that are ending do not count, but there are never more than twice the maximum.
@@ -457,22 +456,6 @@ impl Supervisor {
         let free = |h: &&mut WorkerHandle| h.idle.is_some() && h.told.is_none() && !h.learns;
         if let Some(worker) = self.workers.iter_mut().filter(free).min_by_key(|h| h.idle) {
             worker.stop(now);
-        }
-    }
-
-    /// Lets recorders calibrate before the first engine comes; one at a time, because they would disturb each
-    /// other.
-    fn prepare(&mut self, settings: &ServiceSettings) {
-        if self.command.is_some() || self.workers.iter().any(|h| h.learns && !h.gone) {
-            return;
-        }
-        let now = self.now();
-        let unknown = settings.rules.iter().find(|rule| {
-            let known = || self.calibration_cache.of(&calibration_cache::kind(&rule.record, false)).is_some();
-            !rule.ignore && !known() && self.later.why(&rule.name, None, now).is_none()
-        });
-        if let Some(rule) = unknown {
-            self.hire(rule, None, settings);
         }
     }
 

@@ -27,6 +27,8 @@ pub(crate) struct WorkerHandle {
     pub dump: bool,
     /// It calibrates before it records.
     pub learns: bool,
+    /// It records, and the calibration is still to be passed on to it.
+    pub awaits: bool,
     /// It attaches to nothing more.
     pub closed: bool,
     /// It knows that somebody watches.
@@ -54,6 +56,7 @@ impl WorkerHandle {
             killed,
             dump,
             learns,
+            awaits: false,
             closed,
             watched,
             events: (0, 0),

@@ -102,8 +102,13 @@ impl Worked {
 fn shares(bar: &TimeBar) -> Value {
     let mut bar = *bar;
     let known = [&mut bar.computing, &mut bar.device, &mut bar.gaps, &mut bar.unknown].into_iter();
-    let some =
-        [&mut bar.barrier, &mut bar.waiting_for_cpu, &mut bar.faults, &mut bar.blocked, &mut bar.between_calls];
+    let some = [
+        &mut bar.barrier,
+        &mut bar.waiting_for_cpu,
+        &mut bar.faults,
+        &mut bar.blocked,
+        &mut bar.between_calls,
+    ];
     known.chain(some.into_iter().flatten()).for_each(|share| *share = rounded(*share));
     serde_json::to_value(bar).unwrap_or_default()
 }

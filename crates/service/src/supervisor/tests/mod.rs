@@ -9,10 +9,11 @@ use std::rc::Rc;
 
 use super::*;
 use crate::recorder::channel::{self, WorkerEvent};
+use crate::store::calibration_cache;
 use crate::supervisor::run_table::in_all;
 use crate::supervisor::vitals::ProcessVitals;
 use agent::capture::source::{BackendChoice, CaptureOptions, GpuDetail, Structure};
-use agent::recorder::recording::{RecordOptions, Streams};
+use agent::recorder::recording::{Calibration, RecordOptions, Streams};
 use agent::recorder::verify::OpEnd;
 use engine::probes::Site;
 use machine::hardware::AgentCpu;
@@ -52,6 +53,7 @@ pub(crate) fn rule(name: &str) -> Rule {
         counters: Default::default(),
         tokens: None,
         calibration: None,
+        calibrated_later: false,
         user: None,
         cpus: None,
         streams: Streams::Ours,
@@ -514,6 +516,35 @@ fn one_that_is_silent_while_it_learns_is_followed_later_and_later() {
     let gaps: Vec<u64> = begun.windows(2).map(|w| w[1] - w[0]).collect();
     assert!(gaps[0] >= 30 + 5 && gaps[1] > gaps[0], "{begun:?}");
     assert!(stage.supervisor.quarantined().is_empty());
+}
+
+/// The first run after the service's start does not wait until the cost of a probe is known.
+#[test]
+fn a_run_is_recorded_while_another_recorder_calibrates() {
+    let mut stage = Stage::new();
+    stage.supervisor.calibration_cache = CalibrationCache::default();
+    stage.meet_many(1, NOBODY);
+    let here = std::process::id();
+    let states: Vec<(bool, bool)> = stage.supervisor.workers.iter().map(|h| (h.learns, h.awaits)).collect();
+    assert_eq!(states, [(true, false), (false, true)]);
+    assert_eq!((stage.told(0), stage.told(1)), (Vec::new(), vec![(here, 0)]));
+    // What is measured reaches the recorder that has begun, and not that of which it comes.
+    stage.played.borrow_mut()[0].says(&WorkerEvent::Calibration(calibration()));
+    stage.supervisor.hear();
+    let passed = |i: usize| match stage.played.borrow_mut()[i].channel.receive() {
+        Ok(Some(channel::RecorderCommand::Calibrated(calibration))) => Some(*calibration),
+        _ => None,
+    };
+    assert_eq!((passed(0), passed(1)), (None, Some(calibration())));
+    // The one that has calibrated is free for the next user.
+    stage.meet(here, 7, 0);
+    assert_eq!(stage.told(0), [(here, 7)]);
+    // Without room for two, the one for the run calibrates itself.
+    let mut stage = Stage::new();
+    stage.supervisor.calibration_cache = CalibrationCache::default();
+    stage.settings.recorders = 1;
+    stage.meet_many(1, NOBODY);
+    assert!(matches!(&stage.supervisor.workers[..], [one] if one.learns && !one.awaits));
 }
 
 #[test]

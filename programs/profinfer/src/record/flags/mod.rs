@@ -454,6 +454,7 @@ fn options(args: &Args, streams: Streams) -> Result<RecordOptions, Usage> {
         flush: Duration::from_millis(500),
         ring: None,
         calibration: None,
+        calibrated_later: false,
         tool: crate::identity::TOOL.to_owned(),
         command_line: whole_line(args),
         cmdline: !args.flag("no-cmdline"),
