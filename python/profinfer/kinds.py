@@ -74,6 +74,7 @@ _PLAIN_KINDS = (
     (43, "FileRead", "pid:u32 tid:u32 file:u32 t:time dur:u64 addr:u64 bytes:u64", None),
     (44, "TensorData", "tensor:u32 addr:u64", None),
     (45, "ReadFile", "id:u32 name:str setting:str read_ahead_kb:u64?", "id"),
+    (46, "Content", "token:u64 pid:u32 t:time seq:i64 pos:u64 tokens:u64 data:bytes", None),
 )
 
 _PREDICTED_KINDS = (

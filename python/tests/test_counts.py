@@ -4,6 +4,7 @@ usage: test_counts.py FILE prints the counts of a trace, one line each, sorted."
 
 import os
 import pathlib
+import struct
 import sys
 import unittest
 from collections import Counter
@@ -87,6 +88,8 @@ def cause_sum(kind, record):
     for of, value in zip(kind.types, record):
         if of == "bytes" and kind.number == 33:
             total += submissions(varints(value), record[1])
+        elif of == "bytes" and kind.number == 46:
+            total += sum(struct.unpack(f"<{len(value) // 8}Q", value))
         elif of == "bytes":
             signed = SIGNED.get(kind.number, (False,))
             total += sum(unzigzag(v) if signed[i % len(signed)] else v for i, v in enumerate(varints(value)))

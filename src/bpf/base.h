@@ -17,6 +17,7 @@ struct ev_tensors *btf_tensors;
 struct ev_kernels *btf_kernels;
 struct ev_batch *btf_batch;
 struct ev_ubatch *btf_ubatch;
+struct ev_content *btf_content;
 struct ev_memory *btf_memory;
 enum memory_what btf_memory_what;
 struct ev_task *btf_task;
@@ -59,6 +60,7 @@ struct ops_constants {
 	__u32 op_experts; /* number of MUL_MAT_ID, 0: experts are not recorded */
 	__u32 type_i32, data_off;
 	__u32 n_pmc, pmc_switches, pmc_migrations; /* see pmc.h */
+	__u64 content_key[2];			   /* of the hashes of tokens */
 };
 
 #ifdef __bpf__
@@ -132,6 +134,10 @@ struct {
 struct scratch {
 	struct ev_experts x; /* not last: see experts_rows */
 	__u64 row;	     /* bytes from one row of ids to the next */
+	struct ev_content content;
+	__u32 content_chunk; /* the chunk of the event that it is of, its first token in the batch, its tokens so far */
+	__u32 content_first;
+	__u32 content_done;
 	struct ev_tensor t;
 	struct ev_nodes n;
 	__u64 queue[QUEUE];

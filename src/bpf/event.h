@@ -34,6 +34,7 @@ enum ev_kind {
 	EV_MEMORY,
 	EV_TASK,
 	EV_SAMPLER,
+	EV_CONTENT,
 	EV_KINDS,
 };
 
@@ -181,6 +182,21 @@ struct chunk {
 	__s32 pos; /* of the first; -1: not known */
 	__u32 tokens;
 	__u32 outputs; /* tokens whose logits or embeddings are wanted */
+	__u64 hash;    /* of the only token; 0: it has more, which EV_CONTENT has, or it was not read */
+};
+
+/* Tokens are compared by blocks of so many positions. */
+#define CONTENT_BLOCK 16
+#define CONTENT_BLOCKS 64
+
+/* Consecutive tokens of a sequence: for each block that they touch, the sum of their hashes; 0: they were not read. */
+struct ev_content {
+	struct ev_hdr h;
+	__s32 seq;
+	__s32 pos;
+	__u32 tokens;
+	__u32 n;
+	__u64 hash[CONTENT_BLOCKS];
 };
 
 /* The tokens of a batch or of a part of it. */

@@ -9,10 +9,12 @@
 #ifndef PROFINFER_UBATCH_H
 #define PROFINFER_UBATCH_H
 
-#include "base.h"
+#include "structure.h"
 
 /* Events for one batch: more than a server has slots. The tokens of further chunks are not read. */
 #define EVENTS_MAX 8
+/* The same of what they contain: 32,000 tokens. */
+#define CONTENTS_MAX 32
 /* Steps for one event: a chunk takes one, and twice the logarithm of its length at most. */
 #define STEPS_MAX 256
 /* Chunks up to this length have their outputs counted; of longer ones only those of the ends are read. */
@@ -77,6 +79,29 @@ struct {
 	__type(value, struct chunk_search);
 } searches SEC(".maps");
 
+/* Never written: the initial value of a new `searches` entry, too large for a stack. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct chunk_search);
+} no_search SEC(".maps");
+
+/* Begins to search the batch that a thread passes. */
+static __always_inline struct chunk_search *begin_search(__u64 id)
+{
+	struct chunk_search *c;
+	__u32 tid = id, first = 0;
+
+	c = bpf_map_lookup_elem(&no_search, &first);
+	if (!c || bpf_map_update_elem(&searches, &tid, c, BPF_ANY))
+		return 0;
+	c = bpf_map_lookup_elem(&searches, &tid);
+	if (c)
+		head(&c->e.h, EV_UBATCH, id);
+	return c;
+}
+
 /* What a step has led to. */
 enum step_result {
 	STEP_ON,
@@ -134,14 +159,125 @@ static __always_inline __u32 chunk_outputs(const struct chunk_search *c)
 	return first && last ? n : first || last;
 }
 
+#define ROTATE(x, by) ((x) << (by) | (x) >> (64 - (by)))
+#define SIP_ROUND()                                                                                                    \
+	do {                                                                                                           \
+		a += b, b = ROTATE(b, 13) ^ a, a = ROTATE(a, 32);                                                      \
+		c += d, d = ROTATE(d, 16) ^ c;                                                                         \
+		a += d, d = ROTATE(d, 21) ^ a;                                                                         \
+		c += b, b = ROTATE(b, 17) ^ c, c = ROTATE(c, 32);                                                      \
+	} while (0)
+
+/*
+ * SipHash-1-3 of a token and its position (Aumasson and Bernstein, 2012, without the word of the length). The key is in no
+ * recording: who has one can compare tokens, and cannot tell them.
+ */
+static __always_inline __u64 token_hash(__u32 pos, __u32 id)
+{
+	__u64 a = k.content_key[0] ^ 0x736f6d6570736575ULL, b = k.content_key[1] ^ 0x646f72616e646f6dULL;
+	__u64 c = k.content_key[0] ^ 0x6c7967656e657261ULL, d = k.content_key[1] ^ 0x7465646279746573ULL;
+	__u64 word = (__u64)pos << 32 | id;
+
+	d ^= word;
+	SIP_ROUND();
+	a ^= word;
+	c ^= 0xff;
+	SIP_ROUND();
+	SIP_ROUND();
+	SIP_ROUND();
+	return a ^ b ^ c ^ d;
+}
+
+/* Sum of the hashes of at most a block of tokens; 0: they cannot be read. Global, as chunk_step. */
+__noinline __u64 block_hash(__u64 at, __u32 pos, __u32 n)
+{
+	__u32 id[CONTENT_BLOCK];
+	__u64 sum = 0;
+
+	if (n == CONTENT_BLOCK && !peek(id, sizeof(id), at))
+		return 0;
+	for (__u32 i = 0; i < CONTENT_BLOCK && i < n; i++) {
+		if (n != CONTENT_BLOCK && !peek(&id[i], 4, at + 4ULL * i))
+			return 0;
+		sum += token_hash(pos + i, id[i]);
+	}
+	return sum;
+}
+
+/*
+ * Reads what the next part of the event's chunks contains into the scratch; 0: there is none. Single tokens are in their
+ * chunks. Global, as chunk_step.
+ */
+__noinline int content_next(__u32 tid)
+{
+	struct chunk_search *c = bpf_map_lookup_elem(&searches, &tid);
+	struct scratch *s = bpf_map_lookup_elem(&scratches, &tid);
+	struct chunk chunk = {};
+	__u32 slot, part;
+
+	if (!c || !s)
+		return 0;
+	for (int i = 0; i < CHUNKS; i++) {
+		slot = s->content_chunk;
+		if (slot >= CHUNKS || slot >= c->e.n)
+			return 0;
+		/* clang knows this bound, the verifier does not. */
+		MASK(slot, CHUNKS - 1);
+		chunk = c->e.chunk[slot];
+		if (chunk.tokens > 1 && chunk.pos >= 0 && s->content_done < chunk.tokens)
+			break;
+		s->content_chunk = slot + 1;
+		s->content_first += chunk.tokens;
+		s->content_done = 0;
+		chunk.tokens = 0;
+	}
+	s->content.seq = chunk.seq;
+	s->content.pos = chunk.pos + s->content_done;
+	s->content.tokens = 0;
+	s->content.n = 0;
+	for (__u32 i = 0; i < CONTENT_BLOCKS && s->content_done < chunk.tokens; i++) {
+		__u32 pos = chunk.pos + s->content_done, left = chunk.tokens - s->content_done;
+
+		part = CONTENT_BLOCK - pos % CONTENT_BLOCK;
+		part = part < left ? part : left;
+		s->content.hash[i] = block_hash(c->token + 4ULL * (s->content_first + s->content_done), pos, part);
+		s->content.tokens += part;
+		s->content.n = i + 1;
+		s->content_done += part;
+	}
+	return s->content.n;
+}
+
+/* Sends what the chunks of an event contain; `first`: the batch's token with which they begin. */
+static __always_inline void send_content(void *ctx, const struct chunk_search *c, __u32 first)
+{
+	struct scratch *s;
+
+	/* One token each: the chunks have it. */
+	if (!c->token || c->e.n == c->tokens)
+		return;
+	s = scratch_of(c->e.h.tid);
+	if (!s)
+		return;
+	s->content.h = c->e.h;
+	s->content.h.kind = EV_CONTENT;
+	s->content_chunk = s->content_done = 0;
+	s->content_first = first;
+	for (int i = 0; i < CONTENTS_MAX && content_next(c->e.h.tid); i++)
+		send(ctx, &s->content.h, sizeof(s->content));
+}
+
 /* The chunk is complete. */
 static __always_inline int chunk_ends(struct chunk_search *c)
 {
-	__u32 slot = c->e.n;
+	__u32 slot = c->e.n, id = 0;
 
 	if (slot >= CHUNKS)
 		return STEP_STOP;
 	c->chunk.outputs = chunk_outputs(c);
+	c->chunk.hash = 0;
+	if (c->token && c->chunk.tokens == 1 && c->chunk.pos >= 0 && peek(&id, 4, c->token + 4ULL * c->first))
+		c->chunk.hash = token_hash(c->chunk.pos, id);
 	c->e.chunk[slot] = c->chunk;
 	c->e.n = slot + 1;
 	c->first += c->chunk.tokens;
@@ -192,20 +328,23 @@ __noinline int chunk_steps(__u32 tid)
 }
 
 /* Sends the chunks of the batch that a thread passes. */
-static __always_inline void send_chunks(void *ctx, __u32 tid)
+static __always_inline void send_chunks(void *ctx, struct chunk_search *c)
 {
-	struct chunk_search *c = bpf_map_lookup_elem(&searches, &tid);
+	__u32 tid = c->e.h.tid;
 
-	if (!c)
-		return;
 	c->e.tokens = c->tokens;
 	for (int event = 0; event < EVENTS_MAX; event++) {
+		__u32 first = c->first;
+		int got;
+
 		if (event) {
 			send(ctx, &c->e.h, sizeof(c->e));
 			c->e.tokens = 0;
 			c->e.n = 0;
 		}
-		if (chunk_steps(tid) != STEP_SEND || c->first >= c->tokens)
+		got = chunk_steps(tid);
+		send_content(ctx, c, first);
+		if (got != STEP_SEND || c->first >= c->tokens)
 			break;
 	}
 	c->e.unread = c->tokens - c->first;
@@ -218,21 +357,19 @@ static __always_inline void send_chunks(void *ctx, __u32 tid)
 /* A llama_batch that is passed to llama_decode or llama_encode. */
 static __always_inline void batch_chunks(void *ctx, __u64 id, __u64 at)
 {
-	struct chunk_search c = {};
-	__u32 tid = id;
+	struct chunk_search *c;
 	__s32 n = 0;
 
 	if (!k.batches || !recorded(id >> 32))
 		return;
-	if (!peek(&n, 4, at + BATCH_TOKENS) || n <= 0 || !peek(&c.token, 8, at + BATCH_TOKEN) ||
-	    !peek(&c.pos, 8, at + BATCH_POS) || !peek(&c.seq_id, 8, at + BATCH_SEQ_ID) ||
-	    !peek(&c.output, 8, at + BATCH_LOGITS))
+	c = begin_search(id);
+	if (!c || !peek(&n, 4, at + BATCH_TOKENS) || n <= 0 || !peek(&c->token, 8, at + BATCH_TOKEN) ||
+	    !peek(&c->pos, 8, at + BATCH_POS) || !peek(&c->seq_id, 8, at + BATCH_SEQ_ID) ||
+	    !peek(&c->output, 8, at + BATCH_LOGITS))
 		return;
-	head(&c.e.h, EV_UBATCH, id);
-	c.e.what = CHUNKS_OF_BATCH;
-	c.tokens = n;
-	if (!bpf_map_update_elem(&searches, &tid, &c, BPF_ANY))
-		send_chunks(ctx, tid);
+	c->e.what = CHUNKS_OF_BATCH;
+	c->tokens = n;
+	send_chunks(ctx, c);
 }
 
 /* Whether the fields of this llama_ubatch are this many words further on: its sequences agree. Global, as chunk_step. */
@@ -266,29 +403,30 @@ SEC("uprobe")
 int ubatch_enter(struct pt_regs *ctx)
 {
 	__u64 id = bpf_get_current_pid_tgid(), at = PT_REGS_PARM2(ctx), moved;
-	struct chunk_search c = {};
-	__u32 tid = id, words;
+	struct chunk_search *c;
+	__u32 words;
 
 	if (k.batches || !recorded(id >> 32))
 		return 0;
-	head(&c.e.h, EV_UBATCH, id);
-	peek(&c.tokens, 4, at + UBATCH_TOKENS);
+	c = begin_search(id);
+	if (!c)
+		return 0;
+	peek(&c->tokens, 4, at + UBATCH_TOKENS);
 	for (words = 0; words < UBATCH_SHIFTS && !ubatch_shift; words++)
 		if (ubatch_fits(at, words))
 			ubatch_shift = words + 1;
 	if (!ubatch_shift) {
-		c.e.tokens = c.e.unread = c.tokens;
-		c.e.what = CHUNKS_ODD;
-		send(ctx, &c.e.h, sizeof(c.e));
+		c->e.tokens = c->e.unread = c->tokens;
+		c->e.what = CHUNKS_ODD;
+		send(ctx, &c->e.h, sizeof(c->e));
 		return 0;
 	}
 	moved = at + 8ULL * (ubatch_shift - 1);
-	peek(&c.token, 8, at + UBATCH_TOKEN);
-	peek(&c.pos, 8, moved + UBATCH_POS);
-	peek(&c.seq_id, 8, moved + UBATCH_SEQ_ID);
-	peek(&c.output, 8, moved + UBATCH_OUTPUT);
-	if (!bpf_map_update_elem(&searches, &tid, &c, BPF_ANY))
-		send_chunks(ctx, tid);
+	peek(&c->token, 8, at + UBATCH_TOKEN);
+	peek(&c->pos, 8, moved + UBATCH_POS);
+	peek(&c->seq_id, 8, moved + UBATCH_SEQ_ID);
+	peek(&c->output, 8, moved + UBATCH_OUTPUT);
+	send_chunks(ctx, c);
 	return 0;
 }
 

@@ -1,17 +1,19 @@
 //! Events as sent by the BPF programs (src/bpf/event.h): bytes in, typed views out.
 
 use crate::capture::skel::types::{
-    ev_batch, ev_call, ev_counted, ev_counter, ev_experts, ev_hdr, ev_kernels, ev_kind, ev_memory, ev_nodes,
-    ev_offcpu, ev_op, ev_sampler, ev_task, ev_tensor, ev_tensors, ev_ubatch, ev_waits, ev_what,
+    ev_batch, ev_call, ev_content, ev_counted, ev_counter, ev_experts, ev_hdr, ev_kernels, ev_kind,
+    ev_memory, ev_nodes, ev_offcpu, ev_op, ev_sampler, ev_task, ev_tensor, ev_tensors, ev_ubatch, ev_waits,
+    ev_what,
 };
 use engine::layout::TENSOR_RAW;
 use engine::probes::{PHASES, WAITS};
 
 pub use crate::capture::skel::types::{
-    batch_layout as BatchLayout, ev_batch as Batch, ev_call as Call, ev_counted as Counted,
-    ev_experts as Experts, ev_hdr as Head, ev_kernels as Kernels, ev_memory as Memory, ev_nodes as Nodes,
-    ev_offcpu as OffCpuEvent, ev_op as Op, ev_sampler as Sampler, ev_task as Task, ev_tensor as Tensor,
-    ev_tensors as Tensors, ev_ubatch as Ubatch, gpu_kernel as GpuKernel, memory_what as MemoryWhat,
+    batch_layout as BatchLayout, ev_batch as Batch, ev_call as Call, ev_content as Content,
+    ev_counted as Counted, ev_experts as Experts, ev_hdr as Head, ev_kernels as Kernels, ev_memory as Memory,
+    ev_nodes as Nodes, ev_offcpu as OffCpuEvent, ev_op as Op, ev_sampler as Sampler, ev_task as Task,
+    ev_tensor as Tensor, ev_tensors as Tensors, ev_ubatch as Ubatch, gpu_kernel as GpuKernel,
+    memory_what as MemoryWhat,
 };
 
 // The tables of probed functions match the enums of the BPF programs.
@@ -50,6 +52,7 @@ pub const KIND_NAMES: [&str; KINDS] = [
     "memory",
     "task",
     "sampler",
+    "content",
 ];
 /// Chunks of a batch in one event, as in src/bpf/event.h.
 pub const CHUNKS: usize = 8;
@@ -130,6 +133,7 @@ pub enum Event<'a> {
     Batch(&'a Batch),
     /// The tokens of a batch or a part of it.
     Ubatch(&'a Ubatch),
+    Content(&'a Content),
     /// The program changes a context's memory.
     Memory(&'a Memory),
     Task(&'a Task),
@@ -171,6 +175,7 @@ pub fn parse(bytes: &[u8]) -> Option<(usize, Event<'_>)> {
         ev_kind::EV_MEMORY => Event::Memory(view(bytes)?),
         ev_kind::EV_TASK => Event::Task(view(bytes)?),
         ev_kind::EV_SAMPLER => Event::Sampler(view(bytes)?),
+        ev_kind::EV_CONTENT => Event::Content(view(bytes)?),
         _ => return None,
     };
     Some((kind, event))
@@ -196,6 +201,8 @@ unsafe impl Plain for ev_kernels {}
 unsafe impl Plain for ev_batch {}
 // SAFETY: as above.
 unsafe impl Plain for ev_ubatch {}
+// SAFETY: as above.
+unsafe impl Plain for ev_content {}
 // SAFETY: as above.
 unsafe impl Plain for ev_memory {}
 // SAFETY: as above.
@@ -257,7 +264,8 @@ mod tests {
         // No padding: the size is the sum of the fields.
         assert_eq!(size_of::<ev_call>(), 24 + 6 * 4 + 2 * 8 + 16);
         assert_eq!(size_of::<ev_batch>(), 24 + 2 * 8 + 4 * 4);
-        assert_eq!(size_of::<ev_ubatch>(), 24 + 4 * 4 + 16 * CHUNKS);
+        assert_eq!(size_of::<ev_ubatch>(), 24 + 4 * 4 + 24 * CHUNKS);
+        assert_eq!(size_of::<ev_content>(), 24 + 4 * 4 + 8 * 64);
         assert_eq!(size_of::<ev_memory>(), 24 + 8 + 6 * 4);
         assert_eq!(size_of::<ev_task>(), 24 + 8 + 2 * 4);
         assert_eq!(size_of::<ev_sampler>(), 24 + 3 * 8 + 2 * 4);

@@ -1,6 +1,7 @@
 //! One loaded BPF object: the programs of src/bpf/ops.bpf.c with one engine's layout as constants, sharing the maps
 //! of the first object.
 
+use std::hash::{BuildHasher, Hasher, RandomState};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
@@ -38,6 +39,11 @@ pub struct LoadedObject {
     skel: OpsSkel<'static>,
 }
 
+/// A number that nobody can guess.
+fn random() -> u64 {
+    RandomState::new().build_hasher().finish()
+}
+
 /// Sets what the programs need to know of a recording and an engine.
 pub fn fill(k: &mut ops_constants, options: &CaptureOptions, reading: &Reading) {
     let l = &reading.layout;
@@ -56,6 +62,7 @@ pub fn fill(k: &mut ops_constants, options: &CaptureOptions, reading: &Reading) 
     k.wake_bytes = options.wake();
     k.phases = u32::from(options.phases_at_once);
     k.batches = u32::from(reading.batches);
+    k.content_key = [random(), random()];
     k.memory_off = reading.memory_off.map_or(0, |o| o + 1);
     k.batch_on_stack = u32::from(cfg!(target_arch = "x86_64"));
     k.tensor_len = l.tensor_bytes();

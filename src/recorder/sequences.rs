@@ -3,8 +3,8 @@
 
 use std::io::Write;
 
-use crate::capture::event::{self, CHUNKS, CHUNKS_ODD, CHUNKS_OF_BATCH, MemoryWhat};
-use pfi::record::{Availability, Chunk, Feature, MemoryCall, MemoryChange, Ubatch};
+use crate::capture::event::{self, CHUNKS, CHUNKS_ODD, CHUNKS_OF_BATCH, Head, MemoryWhat};
+use pfi::record::{Availability, Chunk, Content, Feature, MemoryCall, MemoryChange, Ubatch};
 use pfi::{Encoder, WriteError};
 use requests::CallBatches;
 
@@ -61,6 +61,30 @@ fn chunk(c: &crate::capture::skel::types::chunk) -> Option<Chunk> {
     })
 }
 
+/// What tokens of a batch of the call with this seq are.
+///
+/// # Errors
+/// The trace cannot be written.
+pub fn content<W: Write>(e: &event::Content, token: u64, enc: &mut Encoder<W>) -> Result<(), WriteError> {
+    let hashes = e.hash.iter().take(e.n as usize).copied();
+    write_content(&e.h, (e.seq, e.pos, e.tokens), token, hashes, enc)
+}
+
+/// Of a sequence, from a position on, so many tokens.
+fn write_content<W: Write>(
+    head: &Head,
+    (seq, pos, tokens): (i32, i32, u32),
+    token: u64,
+    hashes: impl Iterator<Item = u64>,
+    enc: &mut Encoder<W>,
+) -> Result<(), WriteError> {
+    let Some(pos) = u64::try_from(pos).ok().filter(|_| (0..SEQUENCES).contains(&seq) && tokens > 0) else {
+        return Ok(());
+    };
+    let (pid, t, seq, tokens) = (head.tgid, head.ts as i64, seq.into(), tokens.into());
+    enc.content(&Content { token, pid, t, seq, pos, tokens, data: &[] }, hashes)
+}
+
 impl Sequences {
     /// The tokens of a batch, or of a part of it.
     ///
@@ -94,7 +118,13 @@ impl Sequences {
         if let Some(token) = call.token {
             self.calls.add(token, &batch, chunks.clone());
         }
-        enc.ubatch(&batch, chunks)
+        enc.ubatch(&batch, chunks)?;
+        let single = e.chunk.iter().take((e.n as usize).min(CHUNKS)).filter(|c| c.tokens == 1 && c.hash != 0);
+        for (c, token) in single.zip(call.token.into_iter().cycle()) {
+            let hash = std::iter::once(c.hash);
+            write_content(&e.h, (c.seq, c.pos, c.tokens), token, hash, enc)?;
+        }
+        Ok(())
     }
 
     /// What the call with this seq computed; `None`: it is not known completely.
@@ -203,7 +233,7 @@ mod tests {
             ..event::Ubatch::default()
         };
         for (slot, &(seq, pos, tokens, outputs)) in e.chunk.iter_mut().zip(chunks) {
-            *slot = chunk { seq, pos, tokens, outputs };
+            *slot = chunk { seq, pos, tokens, outputs, hash: 0 };
         }
         e
     }

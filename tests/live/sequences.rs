@@ -54,6 +54,12 @@ fn a_request_is_read_from_the_batches_of_all_eras() {
         assert!(rest.len() == 5 && rest.iter().all(|k| *k == Some(CallKind::Decode)), "{name}: {kinds:?}");
         let [request] = all.requests.as_slice() else { panic!("{name}: {:?}", all.requests) };
         assert_eq!((request.prompt, request.produced(), request.seq), (7, 6, 0), "{name}");
+        // What the tokens are is known only as hashes, of all of them.
+        let of = |c: &pfi::record::Content| (c.pos, c.tokens, pfi::content_hashes(c).all(|hash| hash != 0));
+        let contents: Vec<_> = seen.all.causes.contents.iter().map(of).collect();
+        let singles = (7..12).map(|at| (at, 1, true));
+        let told: Vec<_> = std::iter::once((0, 7, true)).chain(singles).collect();
+        assert_eq!(contents, told, "{name}");
         assert!(request.context != 0 && !request.late && !request.cut, "{name}: {request:?}");
     }
 }

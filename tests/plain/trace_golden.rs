@@ -169,6 +169,12 @@ fn sum_of_cause(record: &Record) -> Option<i128> {
             let places = [r.seq, r.to, r.from, r.until].map(i128::from).iter().sum::<i128>();
             sum(&[r.pid.into(), r.tid.into(), r.t as u64, r.context, r.what as u64]) + places
         }
+        Record::Content(r) => {
+            let places = i128::from(r.seq) + sum(&[r.pos, r.tokens]);
+            sum(&[r.token, r.pid.into(), r.t as u64])
+                + places
+                + content_hashes(r).map(i128::from).sum::<i128>()
+        }
         Record::ServerTask(r) => {
             sum(&[r.pid.into(), r.tid.into(), r.t as u64]) + i128::from(r.task) + some(r.seq)
         }
@@ -227,7 +233,7 @@ pub fn summary(trace: &Trace) -> Vec<String> {
 }
 
 /// Without extension: `.pfi` is the file, `.txt` its content. The newest comes last.
-const GOLDEN: [&str; 12] = [
+const GOLDEN: [&str; 13] = [
     "golden/small",
     "golden/small-1.1",
     "golden/small-1.2",
@@ -240,6 +246,7 @@ const GOLDEN: [&str; 12] = [
     "golden/small-1.9",
     "golden/small-1.10",
     "golden/small-1.11",
+    "golden/small-1.12",
 ];
 const NEWEST: &str = GOLDEN[GOLDEN.len() - 1];
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Compares the requests that profinfer shows with what the server itself says of each: `timings` of the responses of
 llama-server from Debian (tests/server/setup.sh), with 1, 4 and 8 slots, prompts of different lengths, the prompt cache on and
-off, and a draft model. Numbers of tokens must be equal, times lie within what clients waited; how near they come to the
+off, and a draft model. Prompts that are computed again are told with where their tokens were. Numbers of tokens must be equal, times lie within what clients waited; how near they come to the
 server's own is printed. The same for the requests that `top` shows.
 
 usage: requests.py [--keep DIR] [--only NAME] [--profinfer FILE] [--root DIR]
@@ -299,12 +299,34 @@ def watched(bed, name, slots, more=()):
     return f"{len(rows)} requests: tokens equal; {decode[-1]:.1f} tok/s"
 
 
+def again(bed):
+    """Prompts beside what the slots had: computed again, changed in the middle, and moved to another slot."""
+    server = Server(bed, "again", 2, ("--cache-ram", "0"))
+    first, other = list(range(1000, 1200)), [2500] * 80
+    asked = [(first, 0, True), (first + [7] * 50, 0, True), (first + [7] * 50, 0, False), (first[:100] + other, 0, True),
+             (first[:90] + other, 1, True)]
+    try:
+        answers = [complete(server.port, ids, 20, cache, id_slot=slot) for ids, slot, cache in asked]
+    finally:
+        report = server.report()
+    told = compare(answers, report)
+    rows = [row for row in report["sequences"]["requests"] if row["prompt_tokens"] > 16]
+    found = [[row["seq"], row["cached_tokens"], *row["before"].values()] for row in rows]
+    # Sequence, cached; had, again, differs at, the sequence that had more, and how much of it.
+    wanted = [[0, 0, 2, 0, None, None, None], [0, 200, 219, 0, None, None, None], [0, 0, 269, 240, None, None, None],
+              [0, 100, 269, 0, 100, None, None], [1, 0, 0, 0, None, 0, 80]]
+    if found != wanted:
+        raise Failure(f"prompts beside what was there are {found}, not {wanted}")
+    return told
+
+
 CHECKS = {
     "1 slot": lambda bed: slots(bed, 1, False),
     "4 slots": lambda bed: slots(bed, 4, False),
     "8 slots": lambda bed: slots(bed, 8, False),
     "4 slots, prompt cache": lambda bed: slots(bed, 4, True),
     "draft model": drafts,
+    "prompts computed again": again,
     "more clients than slots": queue,
     "4 slots in top": lambda bed: watched(bed, "top", 4),
     "draft model in top": lambda bed: watched(bed, "top-drafts", 1, DRAFTS),

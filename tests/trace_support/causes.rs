@@ -168,6 +168,8 @@ fn sequences<W: Write>(e: &mut Encoder<W>, t: u64) {
     e.ubatch(&more, [chunk(255, 0, 7, 7)].into_iter()).unwrap();
     let blind = Ubatch { token: None, context: 0, tokens: 4, whole: true, ..batch };
     e.ubatch(&blind, [chunk(0, -1, 4, 1)].into_iter()).unwrap();
+    let content = Content { token: 0, pid: PID, t: t as i64, seq: 3, pos: 17, tokens: 20, data: &[] };
+    e.content(&content, [5, 7, 0].into_iter()).unwrap();
     let call = MemoryCall {
         pid: PID,
         tid: PID,

@@ -321,6 +321,7 @@ static __u64 maps_at(char *base)
 	MAP(scratches);
 	MAP(zero);
 	MAP(searches);
+	MAP(no_search);
 	MAP(dispatches);
 	MAP(batch_calls);
 	MAP(walks);

@@ -2,8 +2,8 @@
 #![warn(clippy::indexing_slicing)]
 
 use super::record::{
-    Chunk, DeviceKernels, Dispatches, Enqueued, Experts, OpCounts, OpCpus, Plan, SensorSample, Slices,
-    Submissions, Ubatch,
+    Chunk, Content, DeviceKernels, Dispatches, Enqueued, Experts, OpCounts, OpCpus, Plan, SensorSample,
+    Slices, Submissions, Ubatch,
 };
 
 /// Longest LEB128 encoding of a u64, bytes.
@@ -303,6 +303,12 @@ pub fn chunks<'a>(r: &Ubatch<'a>) -> impl Iterator<Item = Chunk> + use<'a> {
         let (seq, pos) = (unzigzag(next()?), unzigzag(next()?));
         Some(Chunk { seq, pos, tokens: next()?, outputs: next()? })
     })
+}
+
+/// The hashes of a Content record, by block.
+pub fn content_hashes<'a>(r: &Content<'a>) -> impl Iterator<Item = u64> + use<'a> {
+    let (words, _) = r.data.as_chunks::<8>();
+    words.iter().map(|word| u64::from_le_bytes(*word))
 }
 
 /// The groups of an Enqueued record: nodes and host time, ns.

@@ -25,9 +25,9 @@ mod tensors;
 
 pub use block::{BLOCK_HEADER, FILE_HEADER, MAJOR, MAX_PAYLOAD, MINOR};
 pub use coding::{
-    KernelTimes, PlanHit, Slice, SliceIter, SliceTime, Submission, chunks, counts, cpu_changes,
-    enqueued_groups, expert_ids, group_kernels, kernel_times, plan_hits, sensor_values, slice_iter,
-    submissions,
+    KernelTimes, PlanHit, Slice, SliceIter, SliceTime, Submission, chunks, content_hashes, counts,
+    cpu_changes, enqueued_groups, expert_ids, group_kernels, kernel_times, plan_hits, sensor_values,
+    slice_iter, submissions,
 };
 pub use encoder::{
     CounterRun, DispatchRun, Encoder, EncoderConfig, EncoderStats, EnqueueRun, ExpertRows, ITSELF, KernelRun,

@@ -113,10 +113,12 @@ pub enum Record<'a> {
     TensorData(TensorData),
     /// A file whose reads are recorded.
     ReadFile(ReadFile<'a>),
+    /// What the tokens of a batch are.
+    Content(Content<'a>),
 }
 
 /// Names of the record kinds, indexed by kind on the wire.
-pub const KIND_NAMES: [&str; 46] = [
+pub const KIND_NAMES: [&str; 47] = [
     "Header",
     "Process",
     "Engine",
@@ -163,6 +165,7 @@ pub const KIND_NAMES: [&str; 46] = [
     "FileRead",
     "TensorData",
     "ReadFile",
+    "Content",
 ];
 
 impl Record<'_> {
@@ -215,6 +218,7 @@ impl Record<'_> {
             Record::FileRead(_) => 43,
             Record::TensorData(_) => 44,
             Record::ReadFile(_) => 45,
+            Record::Content(_) => 46,
         }
     }
 
@@ -242,6 +246,7 @@ impl Record<'_> {
             Record::ServerTask(r) => Some(r.t),
             Record::SamplerCall(r) => Some(r.t),
             Record::FileRead(r) => Some(r.t),
+            Record::Content(r) => Some(r.t),
             _ => None,
         }
     }
@@ -265,6 +270,7 @@ impl Record<'_> {
             Record::ServerTask(r) => Some(&mut r.t),
             Record::SamplerCall(r) => Some(&mut r.t),
             Record::FileRead(r) => Some(&mut r.t),
+            Record::Content(r) => Some(&mut r.t),
             _ => None,
         }
     }

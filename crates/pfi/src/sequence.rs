@@ -38,6 +38,27 @@ pub struct Chunk {
     pub outputs: u64,
 }
 
+/// What consecutive tokens of a sequence are, as hashes that tell only whether they are the same ones. Since 1.12.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Content<'a> {
+    /// seq of the Token record of the call, which comes later; its Ubatch says which context it is of.
+    pub token: u64,
+    pub pid: u32,
+    pub t: i64,
+    /// llama_seq_id.
+    pub seq: i64,
+    /// Position of the first token, and number of tokens.
+    pub pos: u64,
+    pub tokens: u64,
+    /// For each block of [`CONTENT_BLOCK`] positions that they touch, 8 bytes: the sum of their hashes, little-endian. 0: not
+    /// read.
+    #[serde(serialize_with = "as_bytes")]
+    pub data: &'a [u8],
+}
+
+/// Positions of a block.
+pub const CONTENT_BLOCK: u64 = 16;
+
 /// What is done to the memory of a context (its KV cache).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum MemoryChange {

@@ -6,7 +6,9 @@ use super::section::{Section, title};
 use super::table::{Style, Table, number, text};
 use super::units::*;
 use analysis::questions::report::{By, Report};
-use analysis::recorded::sequences::{BatchRow, RequestRow, SequenceReport, SequenceRow, Speculation};
+use analysis::recorded::sequences::{
+    BatchRow, PromptBefore, RequestRow, SequenceReport, SequenceRow, Speculation,
+};
 
 /// Most rows of the tables of a report with all tables.
 const ROWS: usize = 12;
@@ -62,6 +64,10 @@ fn requests(found: &SequenceReport, most: usize) -> Section {
     if drafts {
         columns.extend([number("drafts", 0), number("accepted", 0)]);
     }
+    let compared = found.requests.iter().any(|r| r.before.is_some());
+    if compared {
+        columns.extend([number("again", 0), text("beside what was there")]);
+    }
     let mut t = Table::new(columns);
     for r in found.requests.iter().take(most) {
         let mut row = request(r);
@@ -71,9 +77,22 @@ fn requests(found: &SequenceReport, most: usize) -> Section {
         if drafts {
             row.extend([r.drafts.to_string(), format!("{}/{}", r.accepted, r.drafted)]);
         }
+        if compared {
+            row.extend([
+                or_dash(r.before, |b| b.again_tokens.to_string()),
+                or_dash(r.before, |b| beside(&b, r.cached_tokens)),
+            ]);
+        }
         t.row(row);
     }
     let mut notes = Vec::new();
+    if compared {
+        notes.push(
+            "again: tokens of the prompt that were computed, and had stood at the same positions of the sequence; whole \
+             blocks of 16 are compared"
+                .into(),
+        );
+    }
     let left = found.requests.len().saturating_sub(most) as u64 + found.requests_left_out;
     if left > 0 {
         notes.push(format!("and {}: --by request", count(left, "more request")));
@@ -95,6 +114,18 @@ fn requests(found: &SequenceReport, most: usize) -> Section {
     ));
     let all = found.requests.len() as u64 + found.requests_left_out;
     Section { title: format!("Requests ({all})"), table: Some(t), notes }
+}
+
+/// How a prompt stands to what its sequence, and others, had.
+fn beside(b: &PromptBefore, cached: Option<u64>) -> String {
+    let elsewhere = b.elsewhere_seq.zip(b.elsewhere_tokens);
+    match (elsewhere, b.differs_at) {
+        (Some((seq, tokens)), _) => format!("sequence {seq} had {tokens} of it"),
+        (None, Some(at)) => format!("differs from position {at} of {}", b.had_tokens),
+        (None, None) if b.again_tokens > 0 => "the same".into(),
+        (None, None) if b.had_tokens > 0 && cached >= Some(b.had_tokens) => "goes on".into(),
+        (None, None) => "-".into(),
+    }
 }
 
 fn name(context: u32, seq: i64) -> String {

@@ -130,7 +130,9 @@ pub(crate) fn speed(p: &PhaseVerdict) -> String {
             time(first.ns as f64)
         ));
     }
-    if let (Some(rate), Some(share)) = (p.tokens_per_s_wall, p.between_calls.filter(|share| *share >= BETWEEN)) {
+    if let (Some(rate), Some(share)) =
+        (p.tokens_per_s_wall, p.between_calls.filter(|share| *share >= BETWEEN))
+    {
         parts.push(format!("{rate:.2} tok/s with the time between calls ({:.0} %)", share * 100.0));
     }
     if let Some(l) = p.latency {

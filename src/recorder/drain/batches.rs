@@ -5,7 +5,7 @@ use std::io::Write;
 use super::Drain;
 use crate::capture::event;
 use crate::recorder::calls::CallKind;
-use crate::recorder::sequences::CallOfBatch;
+use crate::recorder::sequences::{self, CallOfBatch};
 use pfi::WriteError;
 use requests::Call;
 
@@ -31,6 +31,13 @@ impl<W: Write> Drain<W> {
         let call =
             call.map_or(CallOfBatch::default(), |c| CallOfBatch { token: Some(c.seq), context: c.object });
         self.sequences.ubatch(e, call, &mut self.enc)
+    }
+
+    /// What tokens of a batch are.
+    pub(super) fn content(&mut self, e: &event::Content) -> Result<(), WriteError> {
+        self.meet(&e.h);
+        let Some(call) = self.calls.current(CallKind::Token, e.h.tid) else { return Ok(()) };
+        sequences::content(e, call.seq, &mut self.enc)
     }
 
     /// A server has taken in requests, or has a result of one. What its own loop posts, on the thread that computes, is no

@@ -312,6 +312,7 @@ impl<W: Write> Drain<W> {
             Event::Kernels(e) => self.kernels(e),
             Event::Batch(e) => self.batch(e),
             Event::Ubatch(e) => self.ubatch(e),
+            Event::Content(e) => self.content(e),
             Event::Memory(e) => self.memory(e),
             Event::Task(e) => self.task(e),
             Event::Sampler(e) => {

@@ -2,8 +2,8 @@
 
 use pfi::Trace;
 use pfi::record::{
-    Chunk, Detail, Device, Entry, Graph, Level, LevelChange, MemoryCall, MemoryChange, ServerTask, StateAt,
-    TargetState, Token, Ubatch,
+    CONTENT_BLOCK, Chunk, Content, Detail, Device, Entry, Graph, Level, LevelChange, MemoryCall,
+    MemoryChange, ServerTask, StateAt, TargetState, Token, Ubatch,
 };
 use pfi::{Encoder, EncoderConfig};
 
@@ -85,35 +85,47 @@ fn oversubscribed() -> Made {
     s
 }
 
+/// Address of the server's context.
+const CONTEXT: u64 = 0x7f00_0000_1000;
+
+/// A call of the server for these chunks: sequence, position, tokens, outputs.
+fn slots_call(s: &mut Made, chunks: &[(i64, i64, u64, u64)]) {
+    let (seq, t) = (s.calls, s.now as i64 + 1);
+    let tokens: u64 = chunks.iter().map(|c| c.2).sum();
+    let batch = Ubatch {
+        token: Some(seq),
+        pid: PID,
+        tid: TID,
+        t,
+        context: CONTEXT,
+        tokens: tokens as u32,
+        unread: 0,
+        whole: false,
+        data: &[],
+    };
+    let parts = chunks.iter().map(|&(seq, pos, tokens, outputs)| Chunk { seq, pos, tokens, outputs });
+    s.enc.ubatch(&batch, parts).expect("written");
+    for &(seq, pos, tokens, _) in chunks {
+        let pos = pos as u64;
+        let content = Content { token: s.calls, pid: PID, t, seq, pos, tokens, data: &[] };
+        // Long prompts are all the same, and others are like no other.
+        let of = |block| block + 1 + if tokens < 64 { 1000 * seq as u64 + 100 } else { 0 };
+        let blocks = pos / CONTENT_BLOCK..=(pos + tokens - 1) / CONTENT_BLOCK;
+        s.enc.content(&content, blocks.map(of)).expect("written");
+    }
+    s.call(tokens as u32, even);
+}
+
 /// A server with two slots: each has its prompt, then both decode together; one drafts.
 fn server() -> Made {
-    const CONTEXT: u64 = 0x7f00_0000_1000;
     let mut s = Synth::new(Vec::new(), Spec::default());
-    let mut call = |chunks: &[(i64, i64, u64, u64)]| {
-        let (seq, t) = (s.calls, s.now as i64 + 1);
-        let tokens: u64 = chunks.iter().map(|c| c.2).sum();
-        let batch = Ubatch {
-            token: Some(seq),
-            pid: PID,
-            tid: TID,
-            t,
-            context: CONTEXT,
-            tokens: tokens as u32,
-            unread: 0,
-            whole: false,
-            data: &[],
-        };
-        let chunks = chunks.iter().map(|&(seq, pos, tokens, outputs)| Chunk { seq, pos, tokens, outputs });
-        s.enc.ubatch(&batch, chunks).expect("written");
-        s.call(tokens as u32, even);
-    };
-    call(&[(0, 0, 9, 1)]);
-    call(&[(0, 9, 1, 1), (1, 0, 5, 1)]);
+    slots_call(&mut s, &[(0, 0, 9, 1)]);
+    slots_call(&mut s, &[(0, 9, 1, 1), (1, 0, 5, 1)]);
     for i in 0..4 {
-        call(&[(0, 10 + i, 1, 1), (1, 5 + i, 1, 1)]);
+        slots_call(&mut s, &[(0, 10 + i, 1, 1), (1, 5 + i, 1, 1)]);
     }
     // Three tokens drafted after the one at 14; two of them are accepted.
-    call(&[(0, 14, 4, 4)]);
+    slots_call(&mut s, &[(0, 14, 4, 4)]);
     let (begin, end) = (ORIGIN as i64, s.now as i64);
     let removed = MemoryCall {
         pid: PID,
@@ -131,6 +143,16 @@ fn server() -> Made {
         let taken = ServerTask { pid: PID, tid: TID + 9, t: begin - 5000 + task, task, seq: None };
         s.enc.server_task(&taken).expect("written");
         s.enc.server_task(&ServerTask { t: end - 50_000 + task, seq: Some(seq), ..taken }).expect("written");
+    }
+    s
+}
+
+/// A prompt that one slot has is computed by another, which had something else.
+fn moved() -> Made {
+    let mut s = Synth::new(Vec::new(), Spec::default());
+    for (seq, tokens) in [(1, 64), (0, 40), (0, 64)] {
+        slots_call(&mut s, &[(seq, 0, tokens, 1)]);
+        slots_call(&mut s, &[(seq, tokens as i64, 1, 1)]);
     }
     s
 }
@@ -234,6 +256,7 @@ pub fn recordings() -> Vec<(&'static str, Vec<u8>)> {
         ("pinned", finished(pinned())),
         ("oversubscribed", finished(oversubscribed())),
         ("server", finished(server())),
+        ("moved", finished(moved())),
         ("embeddings", embeddings()),
         ("whisper", whisper()),
         ("device", device()),

@@ -26,6 +26,7 @@ pub struct Causes<'a> {
     pub ubatches: Vec<Ubatch<'a>>,
     pub memory: Vec<MemoryCall>,
     pub server_tasks: Vec<ServerTask>,
+    pub contents: Vec<Content<'a>>,
     /// By id once; the last record counts.
     pub sampler_names: HashMap<u32, SamplerName<'a>>,
     pub samplers: Vec<SamplerCall>,
@@ -53,6 +54,7 @@ impl<'a> Causes<'a> {
             Record::Ubatch(r) => self.ubatches.push(r),
             Record::Memory(r) => self.memory.push(r),
             Record::ServerTask(r) => self.server_tasks.push(r),
+            Record::Content(r) => self.contents.push(r),
             Record::SamplerName(r) => drop(self.sampler_names.insert(r.id, r)),
             Record::SamplerCall(r) => self.samplers.push(r),
             Record::FileRead(r) => self.file_reads.push(r),
@@ -79,6 +81,7 @@ impl<'a> Causes<'a> {
         self.ubatches.extend(part.ubatches);
         self.memory.extend(part.memory);
         self.server_tasks.extend(part.server_tasks);
+        self.contents.extend(part.contents);
         self.sampler_names.extend(part.sampler_names);
         self.samplers.extend(part.samplers);
         self.file_reads.extend(part.file_reads);

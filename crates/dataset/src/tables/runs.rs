@@ -47,7 +47,8 @@ pub const TABLE: Table = Table {
         long("decode_ns", "the same of decode").or_null(),
         real("prefill_tokens_per_s", "tokens over the time in calls").or_null(),
         real("decode_tokens_per_s", "the same of decode").or_null(),
-        real("between_calls", "share of the time from a decode call to the next one that is between them").or_null(),
+        real("between_calls", "share of the time from a decode call to the next one that is between them")
+            .or_null(),
         long("ttft_ns", "time to first token: median over the requests").or_null(),
         long("tpot_p50_ns", "time per output token in decode calls: median").or_null(),
         long("tpot_p99_ns", "the same: 99th percentile").or_null(),

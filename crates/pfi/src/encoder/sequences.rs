@@ -18,6 +18,21 @@ impl<W: Write> Encoder<W> {
         self.open.put(Record::Ubatch(Ubatch { data: &self.data, ..*batch }))
     }
 
+    /// What tokens of a batch are; the data of `content` is taken from `hashes`.
+    ///
+    /// # Errors
+    /// The trace cannot be written.
+    pub fn content(
+        &mut self,
+        content: &Content,
+        hashes: impl Iterator<Item = u64>,
+    ) -> Result<(), WriteError> {
+        self.begin_at(content.pid, content.t, 0)?;
+        self.data.clear();
+        hashes.for_each(|hash| self.data.extend_from_slice(&hash.to_le_bytes()));
+        self.open.put(Record::Content(Content { data: &self.data, ..*content }))
+    }
+
     /// A change of a context's memory.
     ///
     /// # Errors

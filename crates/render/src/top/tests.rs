@@ -3,9 +3,9 @@
 use super::*;
 use ::requests::{RequestNow, RequestPhase};
 use analysis::questions::report::OpTime;
+use analysis::questions::verdict::bar::TimeBar;
 use analysis::recorded::labels::share;
 use analysis::streams::live::{LiveDevice, LiveOp, LiveThread, PhaseSpan};
-use analysis::questions::verdict::bar::TimeBar;
 use pfi::record::SensorKind;
 
 const VIEW: TopView = TopView {

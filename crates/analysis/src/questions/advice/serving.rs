@@ -14,6 +14,8 @@ const DRAFTS: u64 = 16;
 const STALLED: f64 = 0.2;
 /// Requests of one sequence, one after the other, that look like a conversation computed from its beginning each time.
 const AGAIN: usize = 3;
+/// The share of the prompts' tokens from which on it is said that they were computed again.
+const AGAIN_SHARE: f64 = 0.2;
 
 /// Drafts that cost time, or would gain more with another length.
 pub fn drafts(r: &RuleInput<'_>) -> Option<Advice> {
@@ -76,11 +78,61 @@ pub fn starvation(r: &RuleInput<'_>) -> Option<Advice> {
     })
 }
 
-/// A conversation whose beginning is computed again with each request.
+/// Prompts that are computed again.
 pub fn again(r: &RuleInput<'_>) -> Option<Advice> {
-    again_in(r.facts.report.sequences.as_ref()?)
+    let found = r.facts.report.sequences.as_ref()?;
+    match found.requests.iter().any(|row| row.before.is_some()) {
+        true => known_again(found),
+        false => again_in(found),
+    }
 }
 
+/// Where it was recorded what the tokens are: those that had stood there, or in another slot.
+fn known_again(found: &SequenceReport) -> Option<Advice> {
+    let (mut own, mut others, mut all, mut ns) = (0u64, 0u64, 0u64, 0.0);
+    for row in found.requests.iter().filter(|row| !row.late) {
+        all = all.saturating_add(row.prompt_tokens);
+        let Some(before) = row.before else { continue };
+        // What another slot had beyond what was left in its own.
+        let left = row.cached_tokens.unwrap_or(0).saturating_add(before.again_tokens);
+        let more = before.elsewhere_tokens.map_or(0, |tokens| tokens.saturating_sub(left));
+        own = own.saturating_add(before.again_tokens);
+        others = others.saturating_add(more);
+        let share = (before.again_tokens + more) as f64 / row.prompt_tokens.max(1) as f64;
+        ns += share.min(1.0) * row.prefill_ns as f64;
+    }
+    let share = (own + others) as f64 / all.max(1) as f64;
+    (share >= AGAIN_SHARE).then_some(())?;
+    let (title, action, disproof) = match own >= others {
+        true => (
+            format!("keep prompts in the cache: {own} tokens were computed again that it had"),
+            "\"cache_prompt\": true in the request; with a sliding window --swa-full",
+            "as many tokens are computed",
+        ),
+        false => (
+            format!("give each conversation its slot: another slot had {others} tokens that were computed"),
+            "id_slot in the request, a lower --slot-prompt-similarity, or more slots (-np)",
+            "as many tokens are computed when each conversation keeps its slot",
+        ),
+    };
+    Some(Advice {
+        rule: "prompt-again",
+        title,
+        actions: vec![action.into()],
+        gain: None,
+        confidence: Confidence::High,
+        evidence: format!(
+            "of {all} tokens of prompts that were computed, {own} or more had stood at the same positions of their sequence, \
+             and {others} in another one: {} of the prompts, {:.0} ms",
+            pct(share),
+            ns / 1e6
+        ),
+        disproof: disproof.into(),
+        trade_off: None,
+    })
+}
+
+/// Where it was not: a conversation that looks as if its beginning was computed with each request.
 fn again_in(found: &SequenceReport) -> Option<Advice> {
     let mut most: Option<(usize, u64)> = None;
     for sequence in &found.sequences {
@@ -159,7 +211,7 @@ fn one_slot_in(found: &SequenceReport) -> Option<Advice> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::recorded::sequences::{Batching, SequenceRow};
+    use crate::recorded::sequences::{Batching, PromptBefore, SequenceRow};
 
     /// A request of sequence 0: tokens of its prompt, tokens that it brought, ms in the queue.
     fn row(prompt: u64, tokens: u64, queued: u64) -> RequestRow {
@@ -182,6 +234,7 @@ mod tests {
             drafts: 0,
             drafted: 0,
             accepted: 0,
+            before: None,
             late: false,
             at_least: false,
         }
@@ -221,6 +274,32 @@ mod tests {
         // Documents that are embedded, the shortest first; and requests of no common length.
         assert!(again_of(&turns, 1).is_none());
         assert!(again_of(&[1000, 300, 400, 90, 120, 1000, 40, 50], 200).is_none());
+    }
+
+    #[test]
+    fn tokens_that_were_computed_before_are_told_with_where_they_were() {
+        let with = |again, elsewhere: Option<u64>| {
+            let before = PromptBefore {
+                had_tokens: 900,
+                again_tokens: again,
+                differs_at: None,
+                elsewhere_seq: elsewhere.map(|_| 1),
+                elsewhere_tokens: elsewhere,
+            };
+            let one = RequestRow { before: Some(before), prefill_ns: 2_000_000, ..row(1000, 20, 0) };
+            known_again(&served(vec![one; 3], 1))
+        };
+        let own = with(500, None).expect("half of it");
+        assert!(own.title.starts_with("keep prompts in the cache: 1500 tokens"), "{own:?}");
+        assert!(own.evidence.ends_with("50 % of the prompts, 3 ms"), "{own:?}");
+        let moved = with(0, Some(800)).expect("another slot had it");
+        assert!(
+            moved.title.starts_with("give each conversation its slot: another slot had 2400"),
+            "{moved:?}"
+        );
+        assert_eq!(with(160, None), None);
+        // Without what the tokens are, a guess; with it, none.
+        assert!(again_of(&[1000, 1300, 1600, 1900, 2200], 200).is_some());
     }
 
     #[test]

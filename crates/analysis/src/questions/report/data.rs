@@ -306,7 +306,8 @@ impl PhaseReport {
     /// Time on backends other than the CPU's, ns. A split lasts until the device has finished, also past the call's return:
     /// if splits were recorded, they have the time after it.
     pub fn on_devices_ns(&self) -> u64 {
-        let splits = self.splits.iter().filter(|s| !ggml::backend_guid::is_host(&s.backend)).map(|s| s.total_ns);
+        let splits =
+            self.splits.iter().filter(|s| !ggml::backend_guid::is_host(&s.backend)).map(|s| s.total_ns);
         splits.fold(0, u64::saturating_add).max(self.device_ns)
     }
 }

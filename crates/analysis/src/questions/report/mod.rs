@@ -210,7 +210,8 @@ fn phase(
     // If no call has a time, the number of tokens is unknown, not 0.
     let tokens = tokens.filter(|_| unseen_calls == 0 || !whole.is_empty());
     let decode = phase == Phase::Decode;
-    let (steps, all_steps) = if decode { (&*requests.decode_steps, requests.steps) } else { (&[][..], Steps::default()) };
+    let (steps, all_steps) =
+        if decode { (&*requests.decode_steps, requests.steps) } else { (&[][..], Steps::default()) };
     let steps_ns = steps.iter().fold(0u64, |a, s| a.saturating_add(s.ns));
     let step_tokens = steps.iter().try_fold(0u64, |a, s| a.checked_add(s.tokens?));
     let token = |ns: u64, tokens: Option<u64>| tokens.map(|n| (ns.checked_div(n).unwrap_or(0), n));

@@ -2,6 +2,7 @@
 
 use serde::Serialize;
 
+use super::contents::PromptBefore;
 use crate::recorded::call::{Call, Phase};
 use pfi::record::Chunk;
 use requests::{ChunkWork, SeqKey};
@@ -126,6 +127,8 @@ pub struct SeqRequest {
     pub cut: bool,
     /// Tokens given to llama_encode.
     pub encoded: u64,
+    /// Its prompt beside what had been computed before; None: what the tokens are was not recorded.
+    pub before: Option<PromptBefore>,
 }
 
 impl SeqRequest {
@@ -145,6 +148,7 @@ impl SeqRequest {
             late,
             cut: false,
             encoded: 0,
+            before: None,
         }
     }
 

@@ -4,6 +4,7 @@
 //! records of batches say which; without them nothing here is known, and nothing is guessed.
 
 mod batching;
+mod contents;
 mod data;
 mod given;
 mod request;
@@ -16,6 +17,7 @@ mod tests;
 use serde::Serialize;
 
 pub use self::batching::{BatchRow, Batching};
+pub use self::contents::PromptBefore;
 pub use self::data::{CallKind, CallWork, SeqRequest, Sequences, TokenStep};
 use self::given::Given;
 pub use self::request::{RequestRow, SequenceRow, rows as request_rows};
@@ -31,7 +33,9 @@ impl Sequences {
         if loaded.causes.ubatches.is_empty() {
             return None;
         }
-        Some(track::sequences(&Given::of(loaded, calls), calls))
+        let mut all = track::sequences(&Given::of(loaded, calls), calls);
+        contents::compare(loaded, calls, &mut all);
+        Some(all)
     }
 }
 

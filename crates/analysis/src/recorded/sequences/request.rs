@@ -5,6 +5,7 @@ use std::num::Saturating;
 
 use serde::Serialize;
 
+use super::contents::PromptBefore;
 use super::data::{CallKind, SeqRequest, Sequences};
 use crate::recorded::call::{Call, Latency, latency, weighted};
 use common::order;
@@ -47,6 +48,8 @@ pub struct RequestRow {
     pub drafts: u64,
     pub drafted: u64,
     pub accepted: u64,
+    /// Its prompt beside what had been computed before; null if what the tokens are was not recorded.
+    pub before: Option<PromptBefore>,
     /// It began before the recording.
     pub late: bool,
     /// `tokens` is a lower bound: the result of its last draft was not seen.
@@ -91,6 +94,7 @@ fn row(r: &SeqRequest, context: u32, calls: &[Call], usual: Option<u64>, prompts
         drafts: r.steps.iter().filter(|s| s.drafted > 0).count() as u64,
         drafted: sum(r.steps.iter().map(|s| s.drafted)),
         accepted: sum(r.steps.iter().filter_map(|s| s.accepted)),
+        before: r.before,
         late: r.late,
         at_least: r.steps.iter().any(|s| s.accepted.is_none()),
     }

@@ -45,7 +45,15 @@ impl LiveRun {
         let none = || (Phases::default(), DeviceSums::default());
         let ((total, devices), (phases, sums)) = (none(), none());
         let past = vec![(t, phases, sums)];
-        LiveRun { pid, total, devices, past, speeds: Vec::new(), marked: Default::default(), last_decode: [None; 3] }
+        LiveRun {
+            pid,
+            total,
+            devices,
+            past,
+            speeds: Vec::new(),
+            marked: Default::default(),
+            last_decode: [None; 3],
+        }
     }
 
     /// Advances the window to `t`.
