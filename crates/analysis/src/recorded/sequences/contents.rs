@@ -4,29 +4,32 @@
 //! Recorded are sums of hashes of [`CONTENT_BLOCK`] tokens, so all figures are of whole blocks: at least as many tokens are
 //! equal. What is removed from a memory is kept here: whoever removes it, and computes it again, is to be seen.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 
 use serde::Serialize;
 
 use super::data::Sequences;
 use crate::recorded::call::Call;
 use crate::recorded::load::Loaded;
+use common::order;
 use pfi::record::{CONTENT_BLOCK, Chunk, Content, MemoryCall, MemoryChange};
 use requests::{ChunkWork, SeqKey};
 
-/// Sequences of which contents are kept.
+/// Sequences of which contents are kept, and blocks of each: a million tokens.
 const SEQUENCES: usize = 512;
+const BLOCKS: usize = 1 << 16;
 
 /// A prompt beside what had been computed before it. Numbers of tokens are lower bounds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct PromptBefore {
-    /// Positions of its sequence that had been computed for the request before it.
+    /// Positions of its sequence that had been computed for the requests before it.
     pub had_tokens: u64,
     /// Tokens that it computed, and that had stood at the same positions of its sequence.
     pub again_tokens: u64,
     /// The first position at which it differs from what its sequence had; null: it does not, or that is not known.
     pub differs_at: Option<u64>,
-    /// The other sequence of its context that had more of its beginning than was left in its own, and how many tokens. Null: none had.
+    /// The other sequence of its context that had more of its beginning than was left in its own, and how many tokens.
+    /// Null: none had.
     pub elsewhere_seq: Option<i64>,
     pub elsewhere_tokens: Option<u64>,
 }
@@ -35,16 +38,16 @@ pub struct PromptBefore {
 #[derive(Debug, Clone, Default)]
 struct Held {
     /// Of each block, after each part that came: tokens from its beginning, and the sum of their hashes; None: it is not known.
-    blocks: BTreeMap<u64, Vec<(u64, Option<u64>)>>,
+    blocks: Vec<Vec<(u64, Option<u64>)>>,
     end: u64,
 }
 
 impl Held {
     /// Forgets what is at this position and after it.
     fn cut(&mut self, at: u64) {
-        let (block, within) = (at / CONTENT_BLOCK, at % CONTENT_BLOCK);
-        self.blocks.retain(|b, _| *b < block || (*b == block && within > 0));
-        if let Some(parts) = self.blocks.get_mut(&block) {
+        let (block, within) = (usize::try_from(at / CONTENT_BLOCK).unwrap_or(usize::MAX), at % CONTENT_BLOCK);
+        self.blocks.truncate(block.saturating_add(usize::from(within > 0)));
+        if let Some(parts) = self.blocks.get_mut(block) {
             parts.retain(|(tokens, _)| *tokens <= within);
             if parts.last().is_none_or(|(tokens, _)| *tokens < within) {
                 parts.push((within, None));
@@ -61,20 +64,25 @@ impl Held {
         for hash in pfi::content_hashes(content) {
             let block = at / CONTENT_BLOCK;
             let until = (block + 1).saturating_mul(CONTENT_BLOCK).min(end);
-            if at >= until {
-                return;
+            // Where nothing is known of what comes before it, no block is kept.
+            let known = |block: &usize| *block <= self.blocks.len() && *block < BLOCKS && at < until;
+            let Some(block) = usize::try_from(block).ok().filter(known) else { return };
+            if self.blocks.len() == block {
+                self.blocks.push(Vec::new());
             }
             let first = at % CONTENT_BLOCK;
-            let parts = self.blocks.entry(block).or_default();
-            let (tokens, sum) = parts.last().copied().unwrap_or((0, Some(0)));
-            let sum = sum.filter(|_| tokens == first && hash != 0);
-            parts.push((first + (until - at), sum.map(|sum| sum.wrapping_add(hash))));
+            if let Some(parts) = self.blocks.get_mut(block) {
+                let (tokens, sum) = parts.last().copied().unwrap_or((0, Some(0)));
+                let sum = sum.filter(|_| tokens == first && hash != 0);
+                parts.push((first + (until - at), sum.map(|sum| sum.wrapping_add(hash))));
+            }
             (at, self.end) = (until, until);
         }
     }
 
     fn whole(&self, block: u64) -> Option<u64> {
-        self.blocks.get(&block)?.last().filter(|(tokens, _)| *tokens == CONTENT_BLOCK)?.1
+        let parts = self.blocks.get(usize::try_from(block).ok()?)?;
+        parts.last().filter(|(tokens, _)| *tokens == CONTENT_BLOCK)?.1
     }
 
     /// Blocks from this one on that are known to be the same in both, and whether the next one is known to differ.
@@ -98,20 +106,23 @@ struct Begun {
 }
 
 #[derive(Default)]
-struct Contents {
-    held: HashMap<SeqKey, Held>,
-    begun: HashMap<SeqKey, Begun>,
+struct Sequence {
+    held: Held,
+    begun: Option<Begun>,
 }
+
+#[derive(Default)]
+struct Contents(HashMap<SeqKey, Sequence>);
 
 /// Compares the prompts of all requests.
 pub(super) fn compare(loaded: &Loaded<'_>, calls: &[Call], all: &mut Sequences) {
-    let mut of_call: HashMap<u64, Vec<&Content<'_>>> = HashMap::new();
-    loaded.causes.contents.iter().for_each(|c| of_call.entry(c.token).or_default().push(c));
-    if of_call.is_empty() {
+    let mut parts: Vec<&Content<'_>> = loaded.causes.contents.iter().collect();
+    if parts.is_empty() {
         return;
     }
+    order::by_key(&mut parts, |c| (c.token, c.pos));
     let mut changes: Vec<&MemoryCall> = loaded.causes.memory.iter().collect();
-    common::order::by_key(&mut changes, |m| (common::order::time(m.t), 0));
+    order::by_key(&mut changes, |m| (order::time(m.t), 0));
     let mut changes = changes.into_iter().peekable();
     let mut contents = Contents::default();
     let mut found: Vec<(usize, PromptBefore)> = Vec::new();
@@ -119,13 +130,16 @@ pub(super) fn compare(loaded: &Loaded<'_>, calls: &[Call], all: &mut Sequences) 
         while let Some(change) = changes.next_if(|m| m.t <= call.start) {
             contents.change(change);
         }
-        let (Some(work), Some(of_it)) = (work, of_call.get(&call.seq)) else { continue };
-        for (chunk, kind, request) in &work.chunks {
-            let key = (call.pid, work.context, chunk.seq);
-            found.extend(contents.chunk(key, (chunk, *kind, *request), of_it));
+        let first = parts.partition_point(|c| c.token < call.seq);
+        let of_call = parts.get(first..).unwrap_or_default();
+        let of_call = of_call.get(..of_call.partition_point(|c| c.token == call.seq)).unwrap_or_default();
+        for (chunk, kind, request) in work.iter().flat_map(|work| &work.chunks) {
+            let context = work.as_ref().map_or(0, |work| work.context);
+            let key = (call.pid, context, chunk.seq);
+            found.extend(contents.chunk(key, (chunk, *kind, *request), of_call));
         }
     }
-    let rest: Vec<SeqKey> = contents.begun.keys().copied().collect();
+    let rest: Vec<SeqKey> = contents.0.keys().copied().collect();
     found.extend(rest.into_iter().filter_map(|key| contents.finish(key)));
     for (request, before) in found {
         if let Some(request) = all.requests.get_mut(request) {
@@ -143,30 +157,31 @@ impl Contents {
         of_call: &[&Content<'_>],
     ) -> Option<(usize, PromptBefore)> {
         let pos = u64::try_from(chunk.pos).ok()?;
-        let begins = self.begun.get(&key).is_none_or(|b| b.request != request);
-        let done = if begins || kind != ChunkWork::Prefill { self.finish(key) } else { None };
-        if self.held.len() >= SEQUENCES && !self.held.contains_key(&key) {
-            self.held.clear();
-        }
-        let held = self.held.entry(key).or_default();
-        if begins && kind == ChunkWork::Prefill {
-            self.begun.insert(key, Begun { request, old: held.clone(), kept: pos });
-        }
         let until = pos.saturating_add(chunk.tokens);
         let of_it = of_call.iter().filter(|c| c.seq == chunk.seq && c.pos >= pos && c.pos < until);
-        of_it.for_each(|c| held.add(c));
+        let goes_on = self.0.get(&key).and_then(|s| s.begun.as_ref()).is_some_and(|b| b.request == request);
+        let prompt = kind == ChunkWork::Prefill;
+        let done = if prompt && goes_on { None } else { self.finish(key) };
+        if self.0.len() >= SEQUENCES && !self.0.contains_key(&key) {
+            self.0.clear();
+        }
+        let sequence = self.0.entry(key).or_default();
+        if prompt && !goes_on {
+            sequence.begun = Some(Begun { request, old: sequence.held.clone(), kept: pos });
+        }
+        of_it.for_each(|c| sequence.held.add(c));
         done
     }
 
     /// The prompt of this sequence is complete.
     fn finish(&mut self, key: SeqKey) -> Option<(usize, PromptBefore)> {
-        let Begun { request, old, kept } = self.begun.remove(&key)?;
-        let new = self.held.get(&key)?;
+        let Begun { request, old, kept } = self.0.get_mut(&key)?.begun.take()?;
+        let new = &self.0.get(&key)?.held;
         let first = kept.div_ceil(CONTENT_BLOCK);
         let (same, differs) = new.common(&old, first);
         let at = if same == 0 { kept } else { (first + same) * CONTENT_BLOCK };
-        let others = self.held.iter().filter(|(k, _)| (k.0, k.1) == (key.0, key.1) && **k != key);
-        let most = others.map(|(k, held)| (new.common(held, 0).0 * CONTENT_BLOCK, k.2)).max();
+        let others = self.0.iter().filter(|(k, _)| (k.0, k.1) == (key.0, key.1) && **k != key);
+        let most = others.map(|(k, s)| (new.common(&s.held, 0).0 * CONTENT_BLOCK, k.2)).max();
         let most = most.filter(|(tokens, _)| *tokens > kept.max(same * CONTENT_BLOCK) + CONTENT_BLOCK);
         let before = PromptBefore {
             had_tokens: old.end,
@@ -187,12 +202,13 @@ impl Contents {
         };
         match change.what {
             MemoryChange::Load | MemoryChange::Shift | MemoryChange::Divide => {
-                self.held.retain(|key, _| !is_meant(key));
+                let meant = self.0.iter_mut().filter(|(key, _)| is_meant(key));
+                meant.for_each(|(_, sequence)| sequence.held = Held::default());
             }
             MemoryChange::Copy => {
-                let from = self.held.iter().find(|(key, _)| is_meant(key));
-                if let Some((key, held)) = from.map(|(key, held)| (*key, held.clone())) {
-                    self.held.insert((key.0, key.1, change.to), held);
+                let from = self.0.iter().find(|(key, _)| is_meant(key));
+                if let Some((key, held)) = from.map(|(key, sequence)| (*key, sequence.held.clone())) {
+                    self.0.entry((key.0, key.1, change.to)).or_default().held = held;
                 }
             }
             // Those of a server's slot that is used again: see above.
@@ -203,6 +219,8 @@ impl Contents {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use super::*;
 
     /// Hashes of tokens whose id is a function of their position.
