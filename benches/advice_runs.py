@@ -147,6 +147,10 @@ class Run:
             for one in self.company:
                 held.callback(end, subprocess.Popen(one.command(enter), start_new_session=True,
                                                     stdout=subprocess.DEVNULL))
+            # Another case may have left it to storage, which is a cause of its own.
+            for path in self.args if not self.cold else ():
+                if path.endswith(".gguf"):
+                    warm(path)
             if self.cold:
                 held.enter_context(read_ahead(self.cold, self.read_ahead))
                 drop(self.cold)
@@ -174,6 +178,13 @@ def end(process):
 def changed(args, flag, value):
     at = args.index(flag) + 1
     return [*args[:at], str(value), *args[at + 1:]]
+
+
+def warm(path):
+    """Brings a file into the page cache."""
+    with open(path, "rb") as f:
+        while f.read(1 << 22):
+            pass
 
 
 def drop(path):
