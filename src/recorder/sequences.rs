@@ -70,7 +70,7 @@ pub fn content<W: Write>(e: &event::Content, token: u64, enc: &mut Encoder<W>) -
     write_content(&e.h, (e.seq, e.pos, e.tokens), token, hashes, enc)
 }
 
-/// Of a sequence, from a position on, so many tokens.
+/// Writes the hashes of a chunk: its sequence, first position and number of tokens.
 fn write_content<W: Write>(
     head: &Head,
     (seq, pos, tokens): (i32, i32, u32),

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Compares the requests that profinfer shows with what the server itself says of each: `timings` of the responses of
 llama-server from Debian (tests/server/setup.sh), with 1, 4 and 8 slots, prompts of different lengths, the prompt cache on and
-off, and a draft model. Prompts that are computed again are told with where their tokens were. Numbers of tokens must be equal, times lie within what clients waited; how near they come to the
+off, and a draft model. For prompts computed again, the report must name the slot that had their tokens. Numbers of tokens must be equal, times lie within what clients waited; how near they come to the
 server's own is printed. The same for the requests that `top` shows.
 
 usage: requests.py [--keep DIR] [--only NAME] [--profinfer FILE] [--root DIR]

@@ -149,7 +149,7 @@ pub(super) fn compare(loaded: &Loaded<'_>, calls: &[Call], all: &mut Sequences) 
 }
 
 impl Contents {
-    /// A chunk was computed. Returns what is known of the request of which it shows that its prompt is complete.
+    /// Adds a computed chunk. If it ends a prompt, returns the comparison of that prompt, and its request.
     fn chunk(
         &mut self,
         key: SeqKey,

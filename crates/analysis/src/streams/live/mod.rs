@@ -458,7 +458,6 @@ impl Live {
         let ended = EndedCall { pid: t.pid, start: t.t, dur, end, device };
         let (seen, encodes) = (ended.end == Ending::Known, t.entry == Entry::Encode);
         let (id, pid, end) = (t.seq, t.pid, call.end());
-        let call_end = ended;
         let of_batch = requests::Call { id, pid, context: 0, width: 0, start: t.t, end, seen, encodes };
         let (shape, brought) = self.batches.end(of_batch, ended);
         match shape {
@@ -467,7 +466,7 @@ impl Live {
             Some(BatchShape::Other) if call.phase == Phase::Unknown => call.phase = Phase::Prefill,
             Some(BatchShape::Other) | None => {}
         }
-        self.step(CallSource::Token, call.phase, &call_end);
+        self.step(CallSource::Token, call.phase, &ended);
         let pid = Some(t.pid);
         let known = match brought {
             Brought::Unknown(ended) => Some((ended, call.tokens)),
