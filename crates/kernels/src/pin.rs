@@ -1,11 +1,21 @@
 //! Pins threads to CPUs on request.
 
 #[cfg(target_os = "linux")]
+use std::sync::OnceLock;
+
+#[cfg(target_os = "linux")]
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
-/// CPUs that this process may run on, fastest first if the kernel reports capacities; empty if unknown.
+/// CPUs that this process may run on, fastest first if the kernel reports capacities; empty if unknown. They are those
+/// of the first call: a thread that has been pinned since then would see only its own.
 #[cfg(target_os = "linux")]
 pub fn cpus() -> Vec<usize> {
+    static ALLOWED: OnceLock<Vec<usize>> = OnceLock::new();
+    ALLOWED.get_or_init(allowed).clone()
+}
+
+#[cfg(target_os = "linux")]
+fn allowed() -> Vec<usize> {
     let Ok(set) = sched_getaffinity(None) else { return Vec::new() };
     let mut cpus: Vec<usize> = (0..CpuSet::MAX_CPU).filter(|&c| set.is_set(c)).collect();
     let capacity = |cpu: &usize| {
@@ -37,4 +47,15 @@ pub fn cpus() -> Vec<usize> {
 #[cfg(not(target_os = "linux"))]
 pub fn stay_on(_: usize) -> bool {
     false
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    #[test]
+    fn a_pinned_thread_still_knows_all_cpus() {
+        let all = super::cpus();
+        let pinned =
+            std::thread::spawn(move || all.last().is_none_or(|cpu| super::stay_on(*cpu)).then(super::cpus));
+        assert_eq!(pinned.join().ok().flatten(), Some(super::cpus()));
+    }
 }

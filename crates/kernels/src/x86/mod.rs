@@ -1,9 +1,9 @@
-//! Kernels for x86-64. Both instruction sets use the weight panels of [`panel`].
+//! Kernels for x86-64. Each instruction set has weight panels of its own: of 32 rows in [`panel`], of 8 in `avx2`.
 
 /// The recipes of an instruction set, from its modules `small` and `k`, for tiles of `TILE` tokens and `$rows`
 /// rows.
 macro_rules! recipes {
-    (tile of $rows:expr, bytes packed by $pack_q8_0:path, q6_K with $q6k_scratch:path, $q6k_run:path) => {
+    (tile of $rows:expr, q6_K with $q6k_scratch:path, $q6k_run:path) => {
         static Q4_0: Recipe = Recipe {
             ty: TensorType::Q4_0,
             group: panel::ROWS,
@@ -22,7 +22,7 @@ macro_rules! recipes {
         };
         static Q8_0: Recipe = Recipe {
             ty: TensorType::Q8_0,
-            pack: Some($pack_q8_0),
+            pack: Some(panel::pack_q8_0),
             run: |job, _| run(job, small::tile_of::<{ small::Q8_0 }>),
             ..Q4_0
         };
@@ -88,11 +88,11 @@ pub(super) fn mapped(isa: Isa, ty: TensorType) -> Option<&'static Recipe> {
                 $(TensorType::$ty => {
                     static MAPPED: Recipe = Recipe {
                         ty: TensorType::$ty,
-                        group: panel::ROWS,
+                        group: $isa::panel::ROWS,
                         tile: None,
-                        panel_bytes: panel::bytes,
+                        panel_bytes: $isa::panel::bytes,
                         pack: None,
-                        scratch_bytes: |cols, _| panel::bytes(TensorType::$ty, cols) + CACHE_LINE,
+                        scratch_bytes: |cols, _| $isa::panel::bytes(TensorType::$ty, cols) + CACHE_LINE,
                         readings: &[],
                         run: |job, scratch| run_mapped(job, scratch, $isa::recipe(TensorType::$ty)),
                     };
@@ -116,10 +116,10 @@ fn run_mapped(job: &MatmulJob<'_>, scratch: &mut [u8], packed: Option<&'static R
     let row_bytes = matrix.cols() / ty.block() * ty.block_bytes();
     // The kernels read whole cache lines.
     let skip = scratch.as_ptr().align_offset(CACHE_LINE);
-    let panel = &mut scratch[skip..][..panel::bytes(ty, matrix.cols())];
-    for start in job.rows.clone().step_by(panel::ROWS) {
-        let rows = start..(start + panel::ROWS).min(matrix.rows());
-        if rows.len() < panel::ROWS {
+    let panel = &mut scratch[skip..][..matrix.panel_bytes()];
+    for start in job.rows.clone().step_by(packed.group) {
+        let rows = start..(start + packed.group).min(matrix.rows());
+        if rows.len() < packed.group {
             panel.fill(0);
         }
         if row_bytes > 0 {

@@ -1,4 +1,4 @@
-//! Panels of 32 rows: weights in the order in which the x86-64 kernels read them, one ascending stream.
+//! Panels of 32 rows: weights in the order in which the kernels with AVX-512 read them, one ascending stream.
 //!
 //! A panel is a sequence of blocks, each with the quantised values of all rows followed by their scales, so that
 //! every load is aligned to a cache line. Values are interleaved in groups of four: 64 bytes hold 4 bytes each of
@@ -28,26 +28,22 @@ pub(super) const Q6K_BLOCK: usize = Q6K_HALVES + ROWS * 2;
 pub(super) const Q6K_SCALES: usize = ROWS * 192;
 pub(super) const Q6K_HALVES: usize = Q6K_SCALES + ROWS * 16;
 
-/// Bytes per block of a panel.
-pub(super) fn block_bytes(ty: TensorType) -> usize {
-    match ty {
-        TensorType::Q4K => Q4K_BLOCK,
-        _ => ty.block_bytes() * ROWS,
-    }
-}
-
 /// Bytes of a panel.
 pub(super) fn bytes(ty: TensorType, cols: usize) -> usize {
-    cols / ty.block() * block_bytes(ty)
+    let block = match ty {
+        TensorType::Q4K => Q4K_BLOCK,
+        _ => ty.block_bytes() * ROWS,
+    };
+    cols / ty.block() * block
 }
 
 /// Calls `f` for each row and block of the rows with (row, block within the row, bytes of the block).
-fn each_block<const BYTES: usize>(
+pub(super) fn each_block<const BYTES: usize>(
     rows: &[u8],
     row_bytes: usize,
     mut f: impl FnMut(usize, usize, &[u8; BYTES]),
 ) {
-    for (row, bytes) in rows.chunks_exact(row_bytes).enumerate().take(ROWS) {
+    for (row, bytes) in rows.chunks_exact(row_bytes).enumerate() {
         for (block, bytes) in bytes.as_chunks().0.iter().enumerate() {
             f(row, block, bytes);
         }
@@ -55,25 +51,24 @@ fn each_block<const BYTES: usize>(
 }
 
 /// Spreads a row's bytes over chunks of 64, four to each, starting at `to`.
-fn interleave(values: &[u8], row: usize, to: &mut [u8], flip: u32) {
+fn interleave(values: &[u8], row: usize, to: &mut [u8]) {
     let start = row / LANES * values.len() * LANES + row % LANES * 4;
     let places = to[start..].chunks_mut(4 * LANES);
     for (four, place) in values.as_chunks::<4>().0.iter().zip(places) {
-        let flipped = u32::from_le_bytes(*four) ^ flip;
         if let Some(place) = place.first_chunk_mut() {
-            *place = flipped.to_le_bytes();
+            *place = *four;
         }
     }
 }
 
-fn put_half(half: &[u8], row: usize, to: &mut [u8]) {
+pub(super) fn put_half(half: &[u8], row: usize, to: &mut [u8]) {
     to[2 * row..2 * row + 2].copy_from_slice(half);
 }
 
 pub(super) fn pack_q4_0(rows: &[u8], row_bytes: usize, panel: &mut [u8]) {
     each_block::<18>(rows, row_bytes, |row, block, bytes| {
         let to = &mut panel[block * Q4_0_BLOCK..][..Q4_0_BLOCK];
-        interleave(&bytes[2..], row, to, 0);
+        interleave(&bytes[2..], row, to);
         put_half(&bytes[..2], row, &mut to[ROWS * 16..]);
     });
 }
@@ -82,26 +77,18 @@ pub(super) fn pack_q4_0(rows: &[u8], row_bytes: usize, panel: &mut [u8]) {
 pub(super) fn pack_q4_1(rows: &[u8], row_bytes: usize, panel: &mut [u8]) {
     each_block::<20>(rows, row_bytes, |row, block, bytes| {
         let to = &mut panel[block * Q4_1_BLOCK..][..Q4_1_BLOCK];
-        interleave(&bytes[4..], row, to, 0);
+        interleave(&bytes[4..], row, to);
         put_half(&bytes[..2], row, &mut to[ROWS * 16..]);
         put_half(&bytes[2..4], row, &mut to[ROWS * 18..]);
     });
 }
 
 /// Values as unsigned bytes, offset by 128.
-pub(super) fn pack_q8_0_unsigned(rows: &[u8], row_bytes: usize, panel: &mut [u8]) {
-    pack_q8_0(rows, row_bytes, panel, 0x8080_8080);
-}
-
-/// Values unchanged.
-pub(super) fn pack_q8_0_signed(rows: &[u8], row_bytes: usize, panel: &mut [u8]) {
-    pack_q8_0(rows, row_bytes, panel, 0);
-}
-
-fn pack_q8_0(rows: &[u8], row_bytes: usize, panel: &mut [u8], flip: u32) {
+pub(super) fn pack_q8_0(rows: &[u8], row_bytes: usize, panel: &mut [u8]) {
     each_block::<34>(rows, row_bytes, |row, block, bytes| {
         let to = &mut panel[block * Q8_0_BLOCK..][..Q8_0_BLOCK];
-        interleave(&bytes[2..], row, to, flip);
+        let values: [u8; 32] = std::array::from_fn(|i| bytes[2 + i] ^ 0x80);
+        interleave(&values, row, to);
         put_half(&bytes[..2], row, &mut to[ROWS * 32..]);
     });
 }
@@ -116,7 +103,7 @@ pub(super) fn pack_q4k(rows: &[u8], row_bytes: usize, panel: &mut [u8]) {
             let values = &bytes[16 + part / 2 * 32..][..32];
             let nibble = |i: usize| values[i] >> (4 * (part % 2)) & 15;
             let nibbles: [u8; 16] = std::array::from_fn(|i| nibble(i) | nibble(16 + i) << 4);
-            interleave(&nibbles, row, &mut to[part * ROWS * 16..], 0);
+            interleave(&nibbles, row, &mut to[part * ROWS * 16..]);
             let (scale, minimum) = q4k_scale_min(packed, part);
             to[Q4K_SCALES + ROWS * part + row] = scale;
             to[Q4K_MINIMA + ROWS * part + row] = minimum;
@@ -141,8 +128,8 @@ pub(super) fn pack_q6k(rows: &[u8], row_bytes: usize, panel: &mut [u8]) {
             });
             // `interleave` finds the vector of rows by the size of its input: here vectors are 384 apart.
             let from = part * ROWS * 24 + row / LANES * 384;
-            interleave(&low, row % LANES, &mut to[from..], 0);
-            interleave(&high, row % LANES, &mut to[from + 256..], 0);
+            interleave(&low, row % LANES, &mut to[from..]);
+            interleave(&high, row % LANES, &mut to[from + 256..]);
             let scales = Q6K_SCALES + ROWS * 2 * part + 2 * row;
             to[scales..scales + 2].copy_from_slice(&bytes[192 + 2 * part..194 + 2 * part]);
         }

@@ -2,7 +2,6 @@
 
 use std::arch::x86_64::{_MM_HINT_NTA, _MM_HINT_T0, _MM_HINT_T1, _mm_prefetch};
 
-use super::panel;
 use crate::matmul::MatmulJob;
 use crate::reading::{Cache, Reading};
 
@@ -80,11 +79,11 @@ pub(super) fn each_tile_of(
     begin: impl Fn(usize, usize),
     run: impl Fn(&ProductTile, usize),
 ) {
-    let end = job.rows.end.div_ceil(panel::ROWS);
+    let (group, end) = (job.matrix.group(), job.rows.end.div_ceil(job.matrix.group()));
     let tiles = job.tokens().div_ceil(most);
     let block_lines = block_lines(job);
     let lines = block_lines.div_ceil((tiles - 1).max(1));
-    for start in (job.rows.start / panel::ROWS..end).step_by(chunk) {
+    for start in (job.rows.start / group..end).step_by(chunk) {
         let last = end.min(start + chunk);
         begin(start, last);
         for t in 0..tiles {
@@ -111,7 +110,8 @@ pub(super) fn each_tile_of(
 fn each_panel(job: &MatmulJob<'_>, run: impl Fn(&ProductTile)) {
     let reading = job.matrix.reading();
     let ahead = ahead_of(reading, block_lines(job));
-    let (start, end) = (job.rows.start / panel::ROWS, job.rows.end.div_ceil(panel::ROWS));
+    let group = job.matrix.group();
+    let (start, end) = (job.rows.start / group, job.rows.end.div_ceil(group));
     let apart = (end - start) / reading.streams.max(1);
     let together = ProductTile { panel: 0, first: 0, tokens: 1, ahead, streams: reading.streams, apart };
     for panel in start..start + apart {
@@ -124,7 +124,8 @@ fn each_panel(job: &MatmulJob<'_>, run: impl Fn(&ProductTile)) {
 
 /// Cache lines of a block of a panel.
 fn block_lines(job: &MatmulJob<'_>) -> usize {
-    panel::block_bytes(job.matrix.ty()).div_ceil(CACHE_LINE)
+    let blocks = job.matrix.cols() / job.matrix.ty().block();
+    (job.matrix.panel_bytes() / blocks.max(1)).div_ceil(CACHE_LINE)
 }
 
 fn ahead_of(reading: Reading, block_lines: usize) -> Ahead {

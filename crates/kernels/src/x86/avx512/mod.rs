@@ -7,7 +7,7 @@ mod unpacked;
 
 use std::arch::x86_64::*;
 
-use super::panel;
+pub(super) use super::panel;
 use super::tiles::{ProductTile, each_tile};
 use crate::matmul::MatmulJob;
 use crate::quant::TensorType;
@@ -33,7 +33,7 @@ const READINGS: &[Reading] = &[
 ];
 
 recipes! {
-    tile of panel::ROWS, bytes packed by panel::pack_q8_0_unsigned, q6_K with unpacked::scratch_bytes, run_q6k
+    tile of panel::ROWS, q6_K with unpacked::scratch_bytes, run_q6k
 }
 
 fn run_q6k(job: &MatmulJob<'_>, scratch: &mut [u8]) {
