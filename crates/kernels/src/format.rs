@@ -70,8 +70,12 @@ impl ActivationFormat {
             TensorType::F32 => Self::F32,
             TensorType::F16 => Self::F16,
             TensorType::BF16 => Self::Bf16,
-            TensorType::Q4_0 | TensorType::Q4_1 | TensorType::Q8_0 => Self::Q8,
-            TensorType::Q4K | TensorType::Q6K => Self::Q8K,
+            TensorType::Q4_0
+            | TensorType::Q4_1
+            | TensorType::Q8_0
+            | TensorType::Iq4Nl
+            | TensorType::Mxfp4 => Self::Q8,
+            TensorType::Q4K | TensorType::Q5K | TensorType::Q6K | TensorType::Iq4Xs => Self::Q8K,
         }
     }
 

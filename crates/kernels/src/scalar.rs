@@ -9,7 +9,8 @@ use half::{bf16, f16};
 use super::format::{Q8Block, Q8KBlock, view};
 use super::matmul::MatmulJob;
 use super::recipe::Recipe;
-use crate::quant::TensorType;
+use crate::quant::k_blocks::q5_k_element;
+use crate::quant::{TensorType, tables};
 
 static F32: Recipe = Recipe::of_rows(TensorType::F32, |job, _| run(job, |w, a| f32_dot(w, view(a))));
 static F16: Recipe =
@@ -24,6 +25,13 @@ static Q8_0: Recipe =
     Recipe::of_rows(TensorType::Q8_0, |job, _| run(job, |w, a| small_dot(w, a, q8_0_block)));
 static Q4K: Recipe = Recipe::of_rows(TensorType::Q4K, |job, _| run(job, |w, a| k_dot(w, a, q4k_block)));
 static Q6K: Recipe = Recipe::of_rows(TensorType::Q6K, |job, _| run(job, |w, a| k_dot(w, a, q6k_block)));
+static Q5K: Recipe = Recipe::of_rows(TensorType::Q5K, |job, _| run(job, |w, a| k_dot(w, a, q5k_block)));
+static IQ4_NL: Recipe =
+    Recipe::of_rows(TensorType::Iq4Nl, |job, _| run(job, |w, a| small_dot(w, a, iq4_nl_block)));
+static IQ4_XS: Recipe =
+    Recipe::of_rows(TensorType::Iq4Xs, |job, _| run(job, |w, a| k_dot(w, a, iq4_xs_block)));
+static MXFP4: Recipe =
+    Recipe::of_rows(TensorType::Mxfp4, |job, _| run(job, |w, a| small_dot(w, a, mxfp4_block)));
 
 /// The recipe of a type.
 pub(super) fn recipe(ty: TensorType) -> &'static Recipe {
@@ -35,7 +43,11 @@ pub(super) fn recipe(ty: TensorType) -> &'static Recipe {
         TensorType::Q4_1 => &Q4_1,
         TensorType::Q8_0 => &Q8_0,
         TensorType::Q4K => &Q4K,
+        TensorType::Q5K => &Q5K,
         TensorType::Q6K => &Q6K,
+        TensorType::Iq4Nl => &IQ4_NL,
+        TensorType::Iq4Xs => &IQ4_XS,
+        TensorType::Mxfp4 => &MXFP4,
     }
 }
 
@@ -114,23 +126,54 @@ pub(super) fn q4k_scale_min(packed: &[u8; 12], part: usize) -> (u8, u8) {
     }
 }
 
-/// d, dmin, scales, then 32 bytes for each 64 elements, the first 32 of them in the low nibbles.
-fn q4k_block(sum: f32, w: &[u8; 144], a: &Q8KBlock) -> f32 {
+/// Products of the values of `element` with a scale and a minimum for each part of 32: blocks of Q4_K and Q5_K begin with
+/// d, dmin and scales.
+fn spans_block(sum: f32, w: &[u8], a: &Q8KBlock, element: impl Fn(usize) -> u8) -> f32 {
     let (d, min) = (half_at(w, 0), half_at(w, 2));
     let mut packed = [0; 12];
     packed.copy_from_slice(&w[4..16]);
     let (mut products, mut minima) = (0, 0);
     for (part, q) in a.q.as_chunks::<32>().0.iter().enumerate() {
         let (scale, minimum) = q4k_scale_min(&packed, part);
-        let bytes = &w[16 + part / 2 * 32..][..32];
-        let shift = 4 * (part % 2);
         let part_sum: i32 =
-            bytes.iter().zip(q).map(|(w, q)| i32::from(w >> shift & 15) * i32::from(*q)).sum();
+            q.iter().enumerate().map(|(i, q)| i32::from(element(32 * part + i)) * i32::from(*q)).sum();
         products += i32::from(scale) * part_sum;
         minima += i32::from(minimum) * (i32::from(a.sums[2 * part]) + i32::from(a.sums[2 * part + 1]));
     }
     let sum = (products as f32).mul_add(d * a.d, sum);
     (-minima as f32).mul_add(min * a.d, sum)
+}
+
+/// 32 bytes for each 64 elements, the first 32 of them in the low nibbles.
+fn q4k_block(sum: f32, w: &[u8; 144], a: &Q8KBlock) -> f32 {
+    spans_block(sum, w, a, |i| w[16 + i / 64 * 32 + i % 32] >> (i / 32 % 2 * 4) & 15)
+}
+
+fn q5k_block(sum: f32, w: &[u8; 176], a: &Q8KBlock) -> f32 {
+    spans_block(sum, w, a, |i| q5_k_element(w, i))
+}
+
+/// Sum of table\[nibble] · q; byte j holds elements j and j + 16.
+fn indexed(table: &[i8; 16], w: &[u8], q: &[i8]) -> i32 {
+    let value = |index: u8| i32::from(table[usize::from(index)]);
+    let (low, high) = q.split_at(16);
+    let pairs = w.iter().zip(low.iter().zip(high));
+    pairs.map(|(b, (l, h))| value(b & 15) * i32::from(*l) + value(b >> 4) * i32::from(*h)).sum()
+}
+
+fn iq4_nl_block(sum: f32, w: &[u8; 18], a: &Q8Block) -> f32 {
+    (indexed(&tables::IQ4, &w[2..], &a.q) as f32).mul_add(half_at(w, 0) * a.d, sum)
+}
+
+fn mxfp4_block(sum: f32, w: &[u8; 17], a: &Q8Block) -> f32 {
+    (indexed(&tables::MXFP4, &w[1..], &a.q) as f32).mul_add(tables::e8m0_half(w[0]) * a.d, sum)
+}
+
+fn iq4_xs_block(sum: f32, w: &[u8; 136], a: &Q8KBlock) -> f32 {
+    let parts = w[8..].as_chunks::<16>().0.iter().zip(a.q.as_chunks::<32>().0).enumerate();
+    let scale = |part: usize| i32::from(tables::iq4_xs_scale(w, part)) - 32;
+    let products: i32 = parts.map(|(i, (w, q))| scale(i) * indexed(&tables::IQ4, w, q)).sum();
+    (products as f32).mul_add(half_at(w, 0) * a.d, sum)
 }
 
 /// Element of a Q6_K block, without its offset of 32: 128 bytes of low nibbles, 64 bytes of upper two bits.

@@ -47,7 +47,7 @@ const FLAGS: FlagGroup = FlagGroup {
         Flag::value(
             "type",
             "TYPE",
-            "Benchmark only this weight type: f32, f16, bf16, q8_0, q4_0, q4_1, q4_K or q6_K [default: \
+            "Benchmark only this weight type: f32, f16, bf16, q8_0, q4_0, q4_1, q4_K, q5_K, q6_K, iq4_nl, iq4_xs or mxfp4 [default: \
              all]",
         ),
         model::ISA,

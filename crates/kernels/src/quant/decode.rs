@@ -3,7 +3,8 @@
 //! The arithmetic is that of `dequantize_row_*` (ggml/src/ggml-quants.c) in the same order of operations, so the
 //! results are bit-identical to a build that does not fuse multiply and add.
 
-use super::k_blocks::{decode_q4_k, decode_q6_k};
+use super::k_blocks::{decode_q4_k, decode_q5_k, decode_q6_k};
+use super::tables::{decode_iq4_nl, decode_iq4_xs, decode_mxfp4};
 use super::{QuantError, SMALL_BLOCK, TensorType};
 use half::{bf16, f16};
 
@@ -22,7 +23,11 @@ pub fn decode(ty: TensorType, bytes: &[u8], out: &mut [f32]) -> Result<(), Quant
         TensorType::Q4_0 => each_block(bytes, out, q4_0_block),
         TensorType::Q4_1 => each_block(bytes, out, q4_1_block),
         TensorType::Q4K => each_block(bytes, out, decode_q4_k),
+        TensorType::Q5K => each_block(bytes, out, decode_q5_k),
         TensorType::Q6K => each_block(bytes, out, decode_q6_k),
+        TensorType::Iq4Nl => each_block(bytes, out, decode_iq4_nl),
+        TensorType::Iq4Xs => each_block(bytes, out, decode_iq4_xs),
+        TensorType::Mxfp4 => each_block(bytes, out, decode_mxfp4),
     }
     Ok(())
 }

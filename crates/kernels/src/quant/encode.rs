@@ -1,10 +1,11 @@
 //! Encodes rows of numbers into blocks.
 //!
 //! The arithmetic of F16, BF16, Q8_0, Q4_0 and Q4_1 is that of `quantize_row_*_ref` (ggml/src/ggml-quants.c),
-//! bit-identical for finite input to a build that does not fuse multiply and add. The K types use GGML's layout
-//! with a simple fit implemented here.
+//! bit-identical for finite input to a build that does not fuse multiply and add. The K types and those with
+//! tables use GGML's layout with a simple fit implemented here.
 
-use super::k_blocks::{q4_k_block, q6_k_block};
+use super::k_blocks::{q4_k_block, q5_k_block, q6_k_block};
+use super::tables::{iq4_nl_block, iq4_xs_block, mxfp4_block};
 use super::{QuantError, SMALL_BLOCK, TensorType};
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
@@ -27,7 +28,11 @@ pub fn encode(ty: TensorType, row: &[f32], out: &mut [u8]) -> Result<(), QuantEr
         TensorType::Q4_0 => each_block(row, out, q4_0_block),
         TensorType::Q4_1 => each_block(row, out, q4_1_block),
         TensorType::Q4K => each_block(row, out, q4_k_block),
+        TensorType::Q5K => each_block(row, out, q5_k_block),
         TensorType::Q6K => each_block(row, out, q6_k_block),
+        TensorType::Iq4Nl => each_block(row, out, iq4_nl_block),
+        TensorType::Iq4Xs => each_block(row, out, iq4_xs_block),
+        TensorType::Mxfp4 => each_block(row, out, mxfp4_block),
         TensorType::BF16 => {
             for (o, v) in out.chunks_exact_mut(2).zip(row) {
                 o.copy_from_slice(&bf16::from_f32(*v).to_le_bytes());
@@ -61,7 +66,7 @@ fn each_block<const ELEMENTS: usize, const BYTES: usize>(
 }
 
 /// Largest absolute value of a block, in eight lanes (order does not matter for a maximum).
-fn abs_max(x: &[f32; SMALL_BLOCK]) -> f32 {
+pub(super) fn abs_max(x: &[f32; SMALL_BLOCK]) -> f32 {
     let mut lanes = [0.0f32; 8];
     for part in x.as_chunks::<8>().0 {
         for (lane, v) in lanes.iter_mut().zip(part) {
@@ -70,6 +75,12 @@ fn abs_max(x: &[f32; SMALL_BLOCK]) -> f32 {
         }
     }
     lanes.into_iter().fold(0.0, |m, v| if m < v { v } else { m })
+}
+
+/// The value of largest magnitude: of several, the first.
+pub(super) fn largest(x: &[f32]) -> f32 {
+    let most = x.iter().fold(0.0f32, |most, v| most.max(v.abs()));
+    if most == 0.0 { 0.0 } else { x.iter().copied().find(|v| v.abs() == most).unwrap_or(0.0) }
 }
 
 /// f16 `d` = amax/127, then round(x/d), ties away from zero.
@@ -92,11 +103,7 @@ fn q8_0_block(x: &[f32; SMALL_BLOCK]) -> [u8; 34] {
 /// f16 `d` = (the value of largest magnitude)/-8, then min(15, trunc(x/d + 8.5)); byte j has element j in its low
 /// nibble and element j+16 in its high nibble. A block of zeros has d = -0.0, like the reference.
 fn q4_0_block(x: &[f32; SMALL_BLOCK]) -> [u8; 18] {
-    let amax = abs_max(x);
-    // Of values with equal magnitude, the first decides the sign.
-    let max = x.iter().copied().find(|v| v.abs() == amax).unwrap_or(0.0);
-    let max = if amax == 0.0 { 0.0 } else { max };
-    let d = max / -8.0;
+    let d = largest(x) / -8.0;
     let id = if d != 0.0 { 1.0 / d } else { 0.0 };
     let mut out = [0; 18];
     let (head, body) = out.split_at_mut(2);

@@ -4,8 +4,8 @@ use super::encode::bounds;
 use super::{K_BLOCK, SMALL_BLOCK};
 use half::f16;
 
-/// Parts of a Q4_K block, 32 elements each, with a scale and a minimum.
-const Q4_PARTS: usize = K_BLOCK / SMALL_BLOCK;
+/// Parts of a Q4_K or Q5_K block, 32 elements each, with a scale and a minimum.
+const PARTS: usize = K_BLOCK / SMALL_BLOCK;
 /// Elements in a part of a Q6_K block, which has a scale.
 const Q6_PART: usize = 16;
 const Q6_PARTS: usize = K_BLOCK / Q6_PART;
@@ -14,6 +14,8 @@ const SIX_BITS: f32 = 63.0;
 
 /// Bytes of one Q4_K block: f16 `d` and `dmin`, twelve bytes of scales, nibbles.
 pub type BlockQ4K = [u8; 144];
+/// Bytes of one Q5_K block: as of Q4_K, with 32 bytes of fifth bits before the nibbles.
+pub type BlockQ5K = [u8; 176];
 /// Bytes of one Q6_K block: low four bits, high two bits, scales, f16 `d`.
 pub type BlockQ6K = [u8; 210];
 
@@ -28,15 +30,15 @@ fn ratio(a: f32, b: f32) -> f32 {
     if r.is_finite() { r } else { 0.0 }
 }
 
-/// Each part spans its smallest value (at most 0) to its largest in 15 steps; scales and minima are in 63rds of
-/// the block's largest.
-pub fn q4_k_block(x: &[f32; K_BLOCK]) -> BlockQ4K {
-    let mut steps = [0.0f32; Q4_PARTS];
-    let mut depths = [0.0f32; Q4_PARTS];
+/// Each part spans its smallest value (at most 0) to its largest in `most` steps; scales and minima are in 63rds of
+/// the block's largest. Returns `d`, `dmin` and the scales as they are stored, and the values.
+fn spans(x: &[f32; K_BLOCK], most: f32) -> ([u8; 16], [u8; K_BLOCK]) {
+    let mut steps = [0.0f32; PARTS];
+    let mut depths = [0.0f32; PARTS];
     for ((part, step), depth) in x.as_chunks::<SMALL_BLOCK>().0.iter().zip(&mut steps).zip(&mut depths) {
         let (min, max) = bounds(part);
         *depth = if min < 0.0 { -min } else { 0.0 };
-        *step = (max + *depth) / 15.0;
+        *step = (max + *depth) / most;
     }
     let (max_step, max_depth) = (bounds(&steps).1.max(0.0), bounds(&depths).1.max(0.0));
     let (d, dmin) = (f16::from_f32(max_step / SIX_BITS), f16::from_f32(max_depth / SIX_BITS));
@@ -44,26 +46,50 @@ pub fn q4_k_block(x: &[f32; K_BLOCK]) -> BlockQ4K {
     let scales = steps.map(|s| six(s, max_step));
     let minima = depths.map(|m| six(m, max_depth));
 
-    let mut out = [0; 144];
-    out[..2].copy_from_slice(&d.to_le_bytes());
-    out[2..4].copy_from_slice(&dmin.to_le_bytes());
-    out[4..16].copy_from_slice(&pack_scales(&scales, &minima));
-    for (part, values) in x.as_chunks::<SMALL_BLOCK>().0.iter().enumerate() {
-        let step = d.to_f32() * f32::from(scales[part]);
-        let depth = dmin.to_f32() * f32::from(minima[part]);
-        // Two parts share 32 bytes: the even one uses the low nibbles.
-        let bytes = &mut out[16 + part / 2 * SMALL_BLOCK..][..SMALL_BLOCK];
-        for (o, v) in bytes.iter_mut().zip(values) {
-            let q = nearest(ratio(v + depth, step).clamp(0.0, 15.0)) as u8;
-            *o |= q << (part % 2 * 4);
-        }
+    let (mut head, mut q) = ([0; 16], [0; K_BLOCK]);
+    head[..2].copy_from_slice(&d.to_le_bytes());
+    head[2..4].copy_from_slice(&dmin.to_le_bytes());
+    head[4..].copy_from_slice(&pack_scales(&scales, &minima));
+    for (i, (q, v)) in q.iter_mut().zip(x).enumerate() {
+        let part = i / SMALL_BLOCK;
+        let (step, depth) = (d.to_f32() * f32::from(scales[part]), dmin.to_f32() * f32::from(minima[part]));
+        *q = nearest(ratio(v + depth, step).clamp(0.0, most)) as u8;
     }
+    (head, q)
+}
+
+/// Two parts share 32 bytes of nibbles: the even one uses the low ones.
+fn nibbles(q: &[u8; K_BLOCK], out: &mut [u8]) {
+    for (i, q) in q.iter().enumerate() {
+        let part = i / SMALL_BLOCK;
+        out[part / 2 * SMALL_BLOCK + i % SMALL_BLOCK] |= (q & 15) << (part % 2 * 4);
+    }
+}
+
+/// Four bits per element, see [`spans`].
+pub fn q4_k_block(x: &[f32; K_BLOCK]) -> BlockQ4K {
+    let (head, q) = spans(x, 15.0);
+    let mut out = [0; 144];
+    out[..16].copy_from_slice(&head);
+    nibbles(&q, &mut out[16..]);
+    out
+}
+
+/// Five bits per element: the fifth of a part's element `l` is bit `part` of byte `l` before the nibbles.
+pub fn q5_k_block(x: &[f32; K_BLOCK]) -> BlockQ5K {
+    let (head, q) = spans(x, 31.0);
+    let mut out = [0; 176];
+    out[..16].copy_from_slice(&head);
+    for (i, q) in q.iter().enumerate() {
+        out[16 + i % SMALL_BLOCK] |= q >> 4 << (i / SMALL_BLOCK);
+    }
+    nibbles(&q, &mut out[48..]);
     out
 }
 
 /// Eight scales and eight minima of six bits: the first four of each are in the low bits of a byte; the last four
 /// are nibbles of the third group of four bytes, with their two high bits on top of the first eight bytes.
-fn pack_scales(scales: &[u8; Q4_PARTS], minima: &[u8; Q4_PARTS]) -> [u8; 12] {
+fn pack_scales(scales: &[u8; PARTS], minima: &[u8; PARTS]) -> [u8; 12] {
     let mut out = [0; 12];
     for j in 0..4 {
         out[j] = scales[j] | (scales[j + 4] >> 4 << 6);
@@ -74,8 +100,8 @@ fn pack_scales(scales: &[u8; Q4_PARTS], minima: &[u8; Q4_PARTS]) -> [u8; 12] {
 }
 
 /// The inverse of [`pack_scales`].
-fn unpack_scales(bytes: &[u8; 12]) -> ([u8; Q4_PARTS], [u8; Q4_PARTS]) {
-    let (mut scales, mut minima) = ([0; Q4_PARTS], [0; Q4_PARTS]);
+fn unpack_scales(bytes: &[u8; 12]) -> ([u8; PARTS], [u8; PARTS]) {
+    let (mut scales, mut minima) = ([0; PARTS], [0; PARTS]);
     for j in 0..4 {
         (scales[j], minima[j]) = (bytes[j] & 63, bytes[j + 4] & 63);
         scales[j + 4] = (bytes[j + 8] & 0xf) | (bytes[j] >> 6 << 4);
@@ -84,19 +110,35 @@ fn unpack_scales(bytes: &[u8; 12]) -> ([u8; Q4_PARTS], [u8; Q4_PARTS]) {
     (scales, minima)
 }
 
-/// Element = d * scale * nibble - dmin * minimum.
-pub fn decode_q4_k(block: &BlockQ4K, out: &mut [f32; K_BLOCK]) {
+/// Element = d * scale * value - dmin * minimum, with the value of an element.
+fn decode_spans(block: &[u8], value: impl Fn(usize) -> u8, out: &mut [f32; K_BLOCK]) {
     let (d, dmin) = (half(block, 0), half(block, 2));
     let mut packed = [0; 12];
     packed.copy_from_slice(&block[4..16]);
     let (scales, minima) = unpack_scales(&packed);
-    for (part, values) in out.as_chunks_mut::<SMALL_BLOCK>().0.iter_mut().enumerate() {
-        let (step, depth) = (d * f32::from(scales[part]), dmin * f32::from(minima[part]));
-        let bytes = &block[16 + part / 2 * SMALL_BLOCK..][..SMALL_BLOCK];
-        for (v, q) in values.iter_mut().zip(bytes) {
-            *v = step * f32::from((q >> (part % 2 * 4)) & 0xf) - depth;
-        }
+    for (i, v) in out.iter_mut().enumerate() {
+        let part = i / SMALL_BLOCK;
+        *v = d * f32::from(scales[part]) * f32::from(value(i)) - dmin * f32::from(minima[part]);
     }
+}
+
+/// The nibble of an element.
+fn nibble(bytes: &[u8], i: usize) -> u8 {
+    let part = i / SMALL_BLOCK;
+    bytes[part / 2 * SMALL_BLOCK + i % SMALL_BLOCK] >> (part % 2 * 4) & 15
+}
+
+pub fn decode_q4_k(block: &BlockQ4K, out: &mut [f32; K_BLOCK]) {
+    decode_spans(block, |i| nibble(&block[16..], i), out);
+}
+
+pub fn decode_q5_k(block: &BlockQ5K, out: &mut [f32; K_BLOCK]) {
+    decode_spans(block, |i| q5_k_element(block, i), out);
+}
+
+/// A value of a Q5_K block.
+pub(crate) fn q5_k_element(block: &BlockQ5K, i: usize) -> u8 {
+    nibble(&block[48..], i) | (block[16 + i % SMALL_BLOCK] >> (i / SMALL_BLOCK) & 1) << 4
 }
 
 /// Where the bits of element `i` are: byte and shift of the low nibble, byte and shift of the high pair. Each
@@ -147,6 +189,6 @@ pub fn decode_q6_k(block: &BlockQ6K, out: &mut [f32; K_BLOCK]) {
 }
 
 /// The f16 at byte `at` of a block.
-fn half<const N: usize>(block: &[u8; N], at: usize) -> f32 {
+fn half(block: &[u8], at: usize) -> f32 {
     f16::from_le_bytes([block[at], block[at + 1]]).to_f32()
 }

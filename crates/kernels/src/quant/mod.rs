@@ -8,14 +8,15 @@
 
 mod decode;
 mod encode;
-mod k_blocks;
+pub(crate) mod k_blocks;
+pub(crate) mod tables;
 
 pub use decode::decode;
 pub use encode::encode;
 
-/// Elements in one block of Q4_0, Q4_1 and Q8_0.
+/// Elements in one block of Q4_0, Q4_1, Q8_0, IQ4_NL and MXFP4.
 const SMALL_BLOCK: usize = 32;
-/// Elements in one super-block of the K types.
+/// Elements in one super-block of the K types and of IQ4_XS.
 const K_BLOCK: usize = 256;
 
 /// A GGML tensor type known to this crate.
@@ -27,8 +28,12 @@ pub enum TensorType {
     Q4_1,
     Q8_0,
     Q4K,
+    Q5K,
     Q6K,
+    Iq4Nl,
+    Iq4Xs,
     BF16,
+    Mxfp4,
 }
 
 /// Why a row can't be encoded or decoded.
@@ -41,8 +46,20 @@ pub enum QuantError {
 
 impl TensorType {
     /// All types, in the order of their ids.
-    pub const ALL: [Self; 8] =
-        [Self::F32, Self::F16, Self::Q4_0, Self::Q4_1, Self::Q8_0, Self::Q4K, Self::Q6K, Self::BF16];
+    pub const ALL: [Self; 12] = [
+        Self::F32,
+        Self::F16,
+        Self::Q4_0,
+        Self::Q4_1,
+        Self::Q8_0,
+        Self::Q4K,
+        Self::Q5K,
+        Self::Q6K,
+        Self::Iq4Nl,
+        Self::Iq4Xs,
+        Self::BF16,
+        Self::Mxfp4,
+    ];
 
     /// Number in `enum ggml_type`, as stored in GGUF files.
     pub fn id(self) -> u32 {
@@ -53,8 +70,12 @@ impl TensorType {
             Self::Q4_1 => 3,
             Self::Q8_0 => 8,
             Self::Q4K => 12,
+            Self::Q5K => 13,
             Self::Q6K => 14,
+            Self::Iq4Nl => 20,
+            Self::Iq4Xs => 23,
             Self::BF16 => 30,
+            Self::Mxfp4 => 39,
         }
     }
 
@@ -72,8 +93,12 @@ impl TensorType {
             Self::Q4_1 => "q4_1",
             Self::Q8_0 => "q8_0",
             Self::Q4K => "q4_K",
+            Self::Q5K => "q5_K",
             Self::Q6K => "q6_K",
+            Self::Iq4Nl => "iq4_nl",
+            Self::Iq4Xs => "iq4_xs",
             Self::BF16 => "bf16",
+            Self::Mxfp4 => "mxfp4",
         }
     }
 
@@ -81,8 +106,8 @@ impl TensorType {
     pub fn block(self) -> usize {
         match self {
             Self::F32 | Self::F16 | Self::BF16 => 1,
-            Self::Q4_0 | Self::Q4_1 | Self::Q8_0 => SMALL_BLOCK,
-            Self::Q4K | Self::Q6K => K_BLOCK,
+            Self::Q4_0 | Self::Q4_1 | Self::Q8_0 | Self::Iq4Nl | Self::Mxfp4 => SMALL_BLOCK,
+            Self::Q4K | Self::Q5K | Self::Q6K | Self::Iq4Xs => K_BLOCK,
         }
     }
 
@@ -92,13 +117,19 @@ impl TensorType {
             Self::F32 => 4,
             Self::F16 | Self::BF16 => 2,
             // d, then 4 bits per element.
-            Self::Q4_0 => 2 + SMALL_BLOCK / 2,
+            Self::Q4_0 | Self::Iq4Nl => 2 + SMALL_BLOCK / 2,
             // d, m, then 4 bits per element.
             Self::Q4_1 => 4 + SMALL_BLOCK / 2,
             // d, then 8 bits per element.
             Self::Q8_0 => 2 + SMALL_BLOCK,
             // d, dmin, 12 bytes of 6-bit scales, 4 bits per element.
             Self::Q4K => 4 + 12 + K_BLOCK / 2,
+            // The same, and a fifth bit per element.
+            Self::Q5K => 4 + 12 + K_BLOCK / 8 + K_BLOCK / 2,
+            // d, 6-bit scales in two planes, 4 bits per element.
+            Self::Iq4Xs => 2 + 2 + 4 + K_BLOCK / 2,
+            // An exponent, then 4 bits per element.
+            Self::Mxfp4 => 1 + SMALL_BLOCK / 2,
             // 6 bits per element in two planes, a scale per 16 elements, d.
             Self::Q6K => K_BLOCK / 2 + K_BLOCK / 4 + K_BLOCK / 16 + 2,
         }
@@ -133,7 +164,7 @@ impl std::str::FromStr for TensorType {
 
 /// A name that is not the [`TensorType::name`] of any type.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
-#[error("supported: f32, f16, bf16, q8_0, q4_0, q4_1, q4_k and q6_k")]
+#[error("supported: f32, f16, bf16, q8_0, q4_0, q4_1, q4_k, q5_k, q6_k, iq4_nl, iq4_xs and mxfp4")]
 pub struct UnknownType;
 
 #[cfg(test)]

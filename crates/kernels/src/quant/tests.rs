@@ -16,8 +16,12 @@ fn sizes_are_those_of_ggml_common_h() {
         (3, 32, 20),
         (8, 32, 34),
         (12, 256, 144),
+        (13, 256, 176),
         (14, 256, 210),
+        (20, 32, 18),
+        (23, 256, 136),
         (30, 1, 2),
+        (39, 32, 17),
     ];
     assert_eq!(sizes, expected);
     assert_eq!(TensorType::from_id(8), Some(TensorType::Q8_0));
@@ -139,14 +143,18 @@ fn blocks(ty: TensorType, scales: &[usize], count: usize) -> Vec<u8> {
 fn decodes_as_gguf_py_does() {
     // CRC-32C of the output of `gguf.quants.dequantize` (gguf 0.19) for the same six blocks, as little-endian
     // floats.
-    let golden: [(_, &[usize], _, _); 7] = [
+    let golden: [(_, &[usize], _, _); 11] = [
         (TensorType::F16, &[0], 0x7fda_9b65u32, 0.211_669_92f32),
         (TensorType::BF16, &[], 0xa9ba_0b7c, 1.315_935_7e38),
         (TensorType::Q8_0, &[0], 0x2c77_f064, -26.882_08),
         (TensorType::Q4_0, &[0], 0x9f34_556c, -1.481_689_5),
         (TensorType::Q4_1, &[0, 2], 0x9501_35ae, 2.562_866_2),
         (TensorType::Q4K, &[0, 2], 0xe8af_bdda, -2.361_572_3),
+        (TensorType::Q5K, &[0, 2], 0x31aa_0ff8, 55.847_656),
         (TensorType::Q6K, &[208], 0xe423_43ff, 97.664_06),
+        (TensorType::Iq4Nl, &[0], 0xc5b1_e572, -22.013_672),
+        (TensorType::Iq4Xs, &[0], 0x8020_0b54, 51.859_13),
+        (TensorType::Mxfp4, &[], 0x456d_6c75, -9.444_733e21),
     ];
     for (ty, scales, crc, first) in golden {
         let mut out = vec![0.0; 6 * ty.block()];
@@ -163,7 +171,7 @@ fn what_is_encoded_comes_back_as_near_as_the_type_allows() {
     let power: f32 = row.iter().map(|v| v * v).sum();
     // Noise-to-signal ratio of a uniform quantiser with this many steps over about twice the deviation, rounded
     // up.
-    let limits = [0.0, 1e-7, 6e-3, 4e-3, 1e-4, 4e-3, 4e-4, 1e-5];
+    let limits = [0.0, 1e-7, 6e-3, 4e-3, 1e-4, 4e-3, 1e-3, 4e-4, 8e-3, 8e-3, 1e-5, 2e-2];
     for (ty, limit) in TensorType::ALL.into_iter().zip(limits) {
         let mut bytes = vec![0; ty.row_bytes(512).expect("whole blocks") as usize];
         let mut back = vec![0.0; 512];

@@ -40,8 +40,8 @@ macro_rules! recipes {
             ..Q4_0
         };
 
-        /// The recipe of a type, if there is one.
-        pub(super) fn recipe(ty: TensorType) -> Option<&'static Recipe> {
+        /// The recipe of a type that every instruction set here has, if it is one.
+        pub(super) fn common(ty: TensorType) -> Option<&'static Recipe> {
             match ty {
                 TensorType::Q4_0 => Some(&Q4_0),
                 TensorType::Q4_1 => Some(&Q4_1),
@@ -74,7 +74,8 @@ use tiles::CACHE_LINE;
 /// The recipe for repacked weights, if there is one.
 pub(super) fn recipe(isa: Isa, ty: TensorType) -> Option<&'static Recipe> {
     match isa {
-        Isa::Avx512Vnni => avx512::recipe(ty),
+        // Types without kernels of their own there use those of AVX2, which the processor has as well.
+        Isa::Avx512Vnni => avx512::common(ty).or_else(|| avx2::recipe(ty)),
         Isa::Avx2 => avx2::recipe(ty),
         _ => None,
     }
@@ -83,7 +84,7 @@ pub(super) fn recipe(isa: Isa, ty: TensorType) -> Option<&'static Recipe> {
 /// The recipe for weights in GGUF's order, if there is one: panels are packed when they are needed.
 pub(super) fn mapped(isa: Isa, ty: TensorType) -> Option<&'static Recipe> {
     macro_rules! mapped {
-        ($isa:ident: $($ty:ident)*) => {
+        ($isa:ident::$recipe:ident: $($ty:ident)*) => {
             match ty {
                 $(TensorType::$ty => {
                     static MAPPED: Recipe = Recipe {
@@ -94,7 +95,7 @@ pub(super) fn mapped(isa: Isa, ty: TensorType) -> Option<&'static Recipe> {
                         pack: None,
                         scratch_bytes: |cols, _| $isa::panel::bytes(TensorType::$ty, cols) + CACHE_LINE,
                         readings: &[],
-                        run: |job, scratch| run_mapped(job, scratch, $isa::recipe(TensorType::$ty)),
+                        run: |job, scratch| run_mapped(job, scratch, $isa::$recipe(TensorType::$ty)),
                     };
                     Some(&MAPPED)
                 })*
@@ -103,8 +104,9 @@ pub(super) fn mapped(isa: Isa, ty: TensorType) -> Option<&'static Recipe> {
         };
     }
     match isa {
-        Isa::Avx512Vnni => mapped!(avx512: Q4_0 Q4_1 Q8_0 Q4K Q6K),
-        Isa::Avx2 => mapped!(avx2: Q4_0 Q4_1 Q8_0 Q4K Q6K),
+        Isa::Avx512Vnni => mapped!(avx512::common: Q4_0 Q4_1 Q8_0 Q4K Q6K)
+            .or_else(|| mapped!(avx2::recipe: Q5K Iq4Nl Iq4Xs Mxfp4)),
+        Isa::Avx2 => mapped!(avx2::recipe: Q4_0 Q4_1 Q8_0 Q4K Q5K Q6K Iq4Nl Iq4Xs Mxfp4),
         _ => None,
     }
 }

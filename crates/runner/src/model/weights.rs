@@ -21,7 +21,7 @@ use std::ops::Range;
 use std::str::FromStr;
 use std::sync::Arc;
 
-const SUPPORTED: &str = "f32, f16, bf16, q8_0, q4_0, q4_1, q4_K, q6_K";
+const SUPPORTED: &str = "f32, f16, bf16, q8_0, q4_0, q4_1, q4_K, q5_K, q6_K, iq4_nl, iq4_xs, mxfp4";
 
 /// A text is not the name of a [`Placement`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -499,8 +499,14 @@ fn check_scales(w: &WantedTensor<'_>, bytes: &[u8]) -> Result<(), ModelError> {
     let wrong = |b: &[u8]| match w.ty {
         TensorType::F32 => b.first_chunk().is_some_and(|v| !f32::from_le_bytes(*v).is_finite()),
         TensorType::BF16 => b.first_chunk().is_some_and(|v| u16::from_le_bytes(*v) & 0x7f80 == 0x7f80),
-        TensorType::F16 | TensorType::Q4_0 | TensorType::Q8_0 => half(b, 0),
-        TensorType::Q4_1 | TensorType::Q4K => half(b, 0) || half(b, 2),
+        TensorType::F16
+        | TensorType::Q4_0
+        | TensorType::Q8_0
+        | TensorType::Iq4Nl
+        | TensorType::Iq4Xs => half(b, 0),
+        // The largest exponent stands for NaN.
+        TensorType::Mxfp4 => b.first() == Some(&255),
+        TensorType::Q4_1 | TensorType::Q4K | TensorType::Q5K => half(b, 0) || half(b, 2),
         TensorType::Q6K => half(b, b.len().saturating_sub(2)),
     };
     match bytes.chunks_exact(w.ty.block_bytes()).position(wrong) {

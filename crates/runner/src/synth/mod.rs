@@ -138,7 +138,11 @@ fn file_type(ty: TensorType) -> u32 {
         TensorType::Q4_1 => 3,
         TensorType::Q8_0 => 7,
         TensorType::Q4K => 15,
+        TensorType::Q5K => 17,
         TensorType::Q6K => 18,
+        TensorType::Iq4Nl => 25,
+        TensorType::Iq4Xs => 30,
+        TensorType::Mxfp4 => 38,
         TensorType::BF16 => 32,
         TensorType::F16 => 1,
     }
