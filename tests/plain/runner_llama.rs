@@ -126,7 +126,18 @@ fn llama_ignores_the_form_of_a_graph_and_says_the_same() {
 #[test]
 fn quantised_types_say_what_llama_says() {
     let llama = driver!();
-    for (ty, bound) in [("q8_0", 5e-4), ("q4_0", 5e-4), ("q4_1", 5e-4), ("q4_k", 1e-3), ("q6_k", 5e-4)] {
+    let types = [
+        ("q8_0", 5e-4),
+        ("q4_0", 5e-4),
+        ("q4_1", 5e-4),
+        ("q4_k", 1e-3),
+        ("q5_k", 1e-3),
+        ("q6_k", 5e-4),
+        ("iq4_nl", 5e-4),
+        ("iq4_xs", 1e-3),
+        ("mxfp4", 5e-4),
+    ];
+    for (ty, bound) in types {
         for preset in PRESETS {
             let model = common::model(preset, ty);
             let (truth, _) = of_llama(&llama, &model, &prompt(PROMPT));

@@ -105,7 +105,7 @@ pub(super) fn packed(isa: Isa, ty: TensorType) -> Option<&'static Recipe> {
         TensorType::Q8_0 => Some(&all.q8_0),
         TensorType::Q4K => Some(&all.q4k),
         TensorType::Q6K => Some(&all.q6k),
-        TensorType::F32 | TensorType::F16 | TensorType::BF16 => None,
+        _ => None,
     }
 }
 

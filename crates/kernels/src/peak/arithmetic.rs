@@ -42,8 +42,8 @@ fn loop_of(of: Instruction) -> Option<Loop> {
         Instruction::F32Fma if has!("avx2") && has!("fma") => (x86::fma_256, 12.0 * 16.0),
         Instruction::Int8Dot if wide && has!("avx512vnni") => (x86::dot_512, 14.0 * 128.0),
         Instruction::Int8Dot if has!("avxvnni") => (x86::dot_256, 12.0 * 64.0),
-        // Three instructions for 32 products.
-        Instruction::Int8Widening if has!("avx2") => (x86::widening_256, 8.0 * 64.0),
+        // Two instructions for 32 products.
+        Instruction::Int8Widening if has!("avx2") => (x86::widening_256, 12.0 * 64.0),
         _ => return None,
     };
     Some(Loop { run, operations })
@@ -108,8 +108,8 @@ mod x86 {
         "vpdpbusd zmm\\r, zmm14, zmm15");
     x86!(fma_256: "0,1,2,3,4,5,6,7,8,9,10,11", "vfmadd231ps ymm\\r, ymm14, ymm15");
     x86!(dot_256: "0,1,2,3,4,5,6,7,8,9,10,11", "{{vex}} vpdpbusd ymm\\r, ymm14, ymm15");
-    x86!(widening_256: "0,1,2,3,4,5,6,7",
-        "vpmaddubsw ymm8, ymm14, ymm15\nvpmaddwd ymm8, ymm8, ymm13\nvpaddd ymm\\r, ymm\\r, ymm8");
+    x86!(widening_256: "0,1,2,3,4,5,6,7,8,9,10,11",
+        "vpmaddubsw ymm13, ymm14, ymm15\nvpaddw ymm\\r, ymm\\r, ymm13");
 }
 
 #[cfg(target_arch = "aarch64")]

@@ -75,8 +75,8 @@ pub struct Peaks {
     pub int8_dot: Option<f64>,
     /// 8-bit integer matrix products (`smmla`), Gop/s.
     pub int8_matrix: Option<f64>,
-    /// 8-bit integer dot products without a dedicated instruction (AVX2: `vpmaddubsw`, `vpmaddwd`, `vpaddd`),
-    /// Gop/s.
+    /// 8-bit integer dot products without a dedicated instruction (AVX2: `vpmaddubsw`, `vpaddw`), Gop/s. Sums are in 16
+    /// bits, which has room for products of 4-bit weights; those of 8-bit weights take a third instruction.
     pub int8_widening: Option<f64>,
 }
 
