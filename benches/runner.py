@@ -51,7 +51,7 @@ def ik_package():
     where = os.path.join(CACHE, f"{name}-{version}-{sys.version_info.major}.{sys.version_info.minor}")
     if not os.path.isdir(where):
         part = f"{where}.{os.getpid()}"
-        done = subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--only-binary",
+        done = subprocess.run([sys.executable, "-m", "pip", "install", "-qq", "--disable-pip-version-check", "--only-binary",
                                ":all:", "--root-user-action", "ignore", "--target", part, f"{name}=={version}"])
         if done.returncode:
             print("ik_llama.cpp is not compared: pip has no package of it for this Python and processor")
