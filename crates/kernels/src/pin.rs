@@ -49,8 +49,9 @@ pub fn stay_on(_: usize) -> bool {
     false
 }
 
-#[cfg(all(test, target_os = "linux"))]
+#[cfg(test)]
 mod tests {
+    #[cfg(target_os = "linux")]
     #[test]
     fn a_pinned_thread_still_knows_all_cpus() {
         let all = super::cpus();

@@ -23,7 +23,8 @@ pub const FLAGS: FlagGroup = FlagGroup {
         Flag::value(
             "model",
             "FILE",
-            "Model file: llama, qwen2, qwen2moe or gemma2 in f32, f16, bf16, q8_0, q4_0, q4_1, q4_K, q5_K, q6_K, iq4_nl, iq4_xs, mxfp4",
+            "Model file: llama, qwen2, qwen2moe or gemma2 in f32, f16, bf16, q8_0, q4_0, q4_1, q4_K, q5_K, \
+             q6_K, iq4_nl, iq4_xs, mxfp4",
         )
         .short('m'),
         Flag::value("threads", "N", "Number of threads [default: number of CPUs]").short('t'),

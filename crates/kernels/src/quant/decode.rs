@@ -3,9 +3,10 @@
 //! The arithmetic is that of `dequantize_row_*` (ggml/src/ggml-quants.c) in the same order of operations, so the
 //! results are bit-identical to a build that does not fuse multiply and add.
 
+use super::block::SMALL_BLOCK;
 use super::k_blocks::{decode_q4_k, decode_q5_k, decode_q6_k};
 use super::tables::{decode_iq4_nl, decode_iq4_xs, decode_mxfp4};
-use super::{QuantError, SMALL_BLOCK, TensorType};
+use super::{QuantError, TensorType};
 use half::{bf16, f16};
 
 /// Decodes one row (or several complete rows of the same tensor): `bytes` must be exactly the size of `out` in

@@ -4,9 +4,10 @@
 //! bit-identical for finite input to a build that does not fuse multiply and add. The K types and those with
 //! tables use GGML's layout with a simple fit implemented here.
 
+use super::block::{SMALL_BLOCK, abs_max, bounds, largest};
 use super::k_blocks::{q4_k_block, q5_k_block, q6_k_block};
 use super::tables::{iq4_nl_block, iq4_xs_block, mxfp4_block};
-use super::{QuantError, SMALL_BLOCK, TensorType};
+use super::{QuantError, TensorType};
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
@@ -65,24 +66,6 @@ fn each_block<const ELEMENTS: usize, const BYTES: usize>(
     }
 }
 
-/// Largest absolute value of a block, in eight lanes (order does not matter for a maximum).
-pub(super) fn abs_max(x: &[f32; SMALL_BLOCK]) -> f32 {
-    let mut lanes = [0.0f32; 8];
-    for part in x.as_chunks::<8>().0 {
-        for (lane, v) in lanes.iter_mut().zip(part) {
-            let a = v.abs();
-            *lane = if *lane < a { a } else { *lane };
-        }
-    }
-    lanes.into_iter().fold(0.0, |m, v| if m < v { v } else { m })
-}
-
-/// The value of largest magnitude: of several, the first.
-pub(super) fn largest(x: &[f32]) -> f32 {
-    let most = x.iter().fold(0.0f32, |most, v| most.max(v.abs()));
-    if most == 0.0 { 0.0 } else { x.iter().copied().find(|v| v.abs() == most).unwrap_or(0.0) }
-}
-
 /// f16 `d` = amax/127, then round(x/d), ties away from zero.
 fn q8_0_block(x: &[f32; SMALL_BLOCK]) -> [u8; 34] {
     let d = abs_max(x) / 127.0;
@@ -134,11 +117,4 @@ fn q4_1_block(x: &[f32; SMALL_BLOCK]) -> [u8; 20] {
         *o = a | (b << 4);
     }
     out
-}
-
-/// The smallest and the largest of the values.
-pub fn bounds(x: &[f32]) -> (f32, f32) {
-    x.iter().fold((f32::MAX, f32::MIN), |(min, max), v| {
-        (if *v < min { *v } else { min }, if *v > max { *v } else { max })
-    })
 }

@@ -1,7 +1,6 @@
 //! Super-blocks of the K types: 256 elements, with small scales for parts of them.
 
-use super::encode::bounds;
-use super::{K_BLOCK, SMALL_BLOCK};
+use super::block::{K_BLOCK, SMALL_BLOCK, bounds};
 use half::f16;
 
 /// Parts of a Q4_K or Q5_K block, 32 elements each, with a scale and a minimum.

@@ -6,18 +6,15 @@
 //! Sources: ids are `enum ggml_type` in ggml/include/ggml.h (append-only since 2024-03), block sizes and layouts
 //! are `block_q*` in ggml/src/ggml-common.h.
 
+mod block;
 mod decode;
 mod encode;
 pub(crate) mod k_blocks;
 pub(crate) mod tables;
 
+use block::{K_BLOCK, SMALL_BLOCK};
 pub use decode::decode;
 pub use encode::encode;
-
-/// Elements in one block of Q4_0, Q4_1, Q8_0, IQ4_NL and MXFP4.
-const SMALL_BLOCK: usize = 32;
-/// Elements in one super-block of the K types and of IQ4_XS.
-const K_BLOCK: usize = 256;
 
 /// A GGML tensor type known to this crate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

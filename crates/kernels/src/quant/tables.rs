@@ -3,8 +3,7 @@
 //! Tables are `kvalues_iq4nl` and `kvalues_mxfp4` of ggml/src/ggml-common.h. Encoding is a simple fit implemented here,
 //! but that of MXFP4, which is `quantize_row_mxfp4_ref` (ggml/src/ggml-quants.c).
 
-use super::encode::{abs_max, largest};
-use super::{K_BLOCK, SMALL_BLOCK};
+use super::block::{K_BLOCK, SMALL_BLOCK, abs_max, largest};
 use half::f16;
 
 /// Values of IQ4_NL and IQ4_XS.

@@ -499,11 +499,9 @@ fn check_scales(w: &WantedTensor<'_>, bytes: &[u8]) -> Result<(), ModelError> {
     let wrong = |b: &[u8]| match w.ty {
         TensorType::F32 => b.first_chunk().is_some_and(|v| !f32::from_le_bytes(*v).is_finite()),
         TensorType::BF16 => b.first_chunk().is_some_and(|v| u16::from_le_bytes(*v) & 0x7f80 == 0x7f80),
-        TensorType::F16
-        | TensorType::Q4_0
-        | TensorType::Q8_0
-        | TensorType::Iq4Nl
-        | TensorType::Iq4Xs => half(b, 0),
+        TensorType::F16 | TensorType::Q4_0 | TensorType::Q8_0 | TensorType::Iq4Nl | TensorType::Iq4Xs => {
+            half(b, 0)
+        }
         // The largest exponent stands for NaN.
         TensorType::Mxfp4 => b.first() == Some(&255),
         TensorType::Q4_1 | TensorType::Q4K | TensorType::Q5K => half(b, 0) || half(b, 2),
