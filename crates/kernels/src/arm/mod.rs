@@ -19,7 +19,7 @@ use super::recipe::Recipe;
 use crate::quant::TensorType;
 use machine::{ArmIsa, Baseline, Dot, I8mm};
 use panel::{Kernel, Wide};
-use types::{PackedType, Q4_0, Q4_1, Q4K, Q6K, Q8_0};
+use types::{Iq4Nl, Iq4Xs, Mxfp4, PackedType, Q4_0, Q4_1, Q4K, Q5K, Q6K, Q8_0};
 
 /// Ways to read weights for one token: processors differ in what they prefetch by themselves.
 const READINGS: &[Reading] = &[
@@ -36,7 +36,11 @@ struct Recipes {
     q4_1: Recipe,
     q8_0: Recipe,
     q4k: Recipe,
+    q5k: Recipe,
     q6k: Recipe,
+    iq4_nl: Recipe,
+    iq4_xs: Recipe,
+    mxfp4: Recipe,
 }
 
 const fn kernel<M: ArmIsa, T: PackedType>() -> Kernel {
@@ -83,7 +87,11 @@ const fn recipes<M: ArmIsa>() -> Recipes {
         q4_1: recipe::<M, Q4_1>(),
         q8_0: recipe::<M, Q8_0>(),
         q4k: recipe::<M, Q4K>(),
+        q5k: recipe::<M, Q5K>(),
         q6k: recipe::<M, Q6K>(),
+        iq4_nl: recipe::<M, Iq4Nl>(),
+        iq4_xs: recipe::<M, Iq4Xs>(),
+        mxfp4: recipe::<M, Mxfp4>(),
     }
 }
 
@@ -104,8 +112,12 @@ pub(super) fn packed(isa: Isa, ty: TensorType) -> Option<&'static Recipe> {
         TensorType::Q4_1 => Some(&all.q4_1),
         TensorType::Q8_0 => Some(&all.q8_0),
         TensorType::Q4K => Some(&all.q4k),
+        TensorType::Q5K => Some(&all.q5k),
         TensorType::Q6K => Some(&all.q6k),
-        _ => None,
+        TensorType::Iq4Nl => Some(&all.iq4_nl),
+        TensorType::Iq4Xs => Some(&all.iq4_xs),
+        TensorType::Mxfp4 => Some(&all.mxfp4),
+        TensorType::F32 | TensorType::F16 | TensorType::BF16 => None,
     }
 }
 

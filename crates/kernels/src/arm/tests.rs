@@ -4,8 +4,17 @@
 use super::super::*;
 use crate::quant::TensorType;
 
-const TYPES: [TensorType; 5] =
-    [TensorType::Q4_0, TensorType::Q4_1, TensorType::Q8_0, TensorType::Q4K, TensorType::Q6K];
+const TYPES: [TensorType; 9] = [
+    TensorType::Q4_0,
+    TensorType::Q4_1,
+    TensorType::Q8_0,
+    TensorType::Q4K,
+    TensorType::Q5K,
+    TensorType::Q6K,
+    TensorType::Iq4Nl,
+    TensorType::Iq4Xs,
+    TensorType::Mxfp4,
+];
 
 /// A small generator that returns the high half of a well-mixed product.
 struct Random(u64);
@@ -28,13 +37,17 @@ impl Random {
     fn block(&mut self, ty: TensorType) -> Vec<u8> {
         let mut bytes: Vec<u8> = (0..ty.block_bytes()).map(|_| self.next() as u8).collect();
         let halves: &[usize] = match ty {
-            TensorType::Q4_1 | TensorType::Q4K => &[0, 2],
+            TensorType::Q4_1 | TensorType::Q4K | TensorType::Q5K => &[0, 2],
             TensorType::Q6K => &[208],
+            TensorType::Mxfp4 => &[],
             _ => &[0],
         };
         for at in halves {
             let half = half::f16::from_f32(self.float() * 0.01);
             bytes[*at..at + 2].copy_from_slice(&half.to_le_bytes());
+        }
+        if ty == TensorType::Mxfp4 {
+            bytes[0] = 110 + bytes[0] % 16;
         }
         // The smallest possible quant.
         if ty == TensorType::Q8_0 {

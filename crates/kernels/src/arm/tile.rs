@@ -17,7 +17,7 @@ use crate::simd::neon::Neon;
 const CACHE_LINE: usize = 64;
 
 /// Eight values, one per row.
-type RowVector = [uint32x4_t; 2];
+pub(super) type RowVector = [uint32x4_t; 2];
 
 /// Multiplies, and writes the results of a tile of `N / 2` tokens.
 pub(super) fn multiply<M: ArmIsa, T: PackedType, const N: usize>(
@@ -199,7 +199,7 @@ unsafe fn dot<M: ArmIsa, T: PackedType, const N: usize, const AHEAD: bool>(
     }
 }
 
-/// A block with a single part: Q4_0, Q4_1, Q8_0.
+/// A block with a single part: Q4_0, Q4_1, Q8_0, IQ4_NL, MXFP4.
 #[inline(always)]
 unsafe fn whole<M: ArmIsa, T: PackedType, const N: usize>(
     totals: &mut [float32x4_t; N],
@@ -211,7 +211,7 @@ unsafe fn whole<M: ArmIsa, T: PackedType, const N: usize>(
     unsafe {
         let extra = a.add(4 * list(N / 2));
         let (sums, _) = sums::<M, T, N>(w.add(T::HEAD_BYTES), PartActivations { extra, stretches, ahead });
-        scale::<M, N>(totals, &sums, halves(w), a);
+        scale::<M, N>(totals, &sums, T::scales(w), a);
         if T::MINIMUM {
             each::<M, N>(extra, halves(w.add(2 * ROWS)), |i, token, row| {
                 totals[i] = vfmaq_f32(totals[i], vreinterpretq_f32_u32(row), vreinterpretq_f32_u32(token));
@@ -220,7 +220,7 @@ unsafe fn whole<M: ArmIsa, T: PackedType, const N: usize>(
     }
 }
 
-/// A block of several parts with integer scales: Q4_K, Q6_K.
+/// A block of several parts with integer scales: Q4_K, Q5_K, Q6_K, IQ4_XS.
 #[inline(always)]
 unsafe fn in_parts<M: ArmIsa, T: PackedType, const N: usize>(
     totals: &mut [float32x4_t; N],

@@ -4,8 +4,11 @@
 use std::arch::aarch64::*;
 
 use super::panel::{ROWS, STRETCH, place};
+use super::tile::{RowVector, halves};
 use crate::format::{PlainNumber, Q8Block, Q8KBlock};
 use crate::quant::TensorType;
+use crate::quant::k_blocks::q5_k_element;
+use crate::quant::tables::{self, IQ4, e8m0_half, iq4_xs_scale};
 use crate::scalar::{q4k_scale_min, q6k_element};
 
 /// A weight type. A block of a panel is a head, then the quants: see [`super::panel`].
@@ -16,7 +19,7 @@ pub(super) trait PackedType {
     const BLOCK: usize;
     /// Columns in a part, which is summed in integers before a scale is applied.
     const PART: usize;
-    /// Bytes of the head: one f16 per row as scale; if there is a minimum, one f16 per row for it; if blocks have
+    /// Bytes of the head: two bytes per row as scale, an f16 unless [`PackedType::scales`] says otherwise; if there is a minimum, one f16 per row for it; if blocks have
     /// parts, then for each part one byte per row as scale, and the negated minima of 8 parts in the order of half a
     /// stretch.
     const HEAD_BYTES: usize;
@@ -52,6 +55,16 @@ pub(super) trait PackedType {
     /// # Safety
     /// [`PackedType::STRETCH_BYTES`] bytes at `w` must be readable.
     unsafe fn load<const UNITS: usize>(w: *const u8) -> [uint8x16_t; 8];
+
+    /// The scale of each row from a block's head.
+    ///
+    /// # Safety
+    /// The head must be readable.
+    #[inline(always)]
+    unsafe fn scales(head: *const u8) -> RowVector {
+        // SAFETY: guaranteed by the caller.
+        unsafe { halves(head) }
+    }
 
     /// The bits of a per-part number of the activations: see [`PackedType::BIAS`] and [`PackedType::MINIMUM`].
     fn extra(acts: &Self::Acts, part: usize) -> u32;
@@ -124,6 +137,16 @@ unsafe fn load_nibbles<const UNITS: usize>(w: *const u8) -> [uint8x16_t; 8] {
             out[(2 * pair + 1) * UNITS + unit] = vshrq_n_u8::<4>(both);
         }
         out
+    }
+}
+
+/// Values of a table whose indices are nibbles.
+#[inline(always)]
+unsafe fn load_indexed<const UNITS: usize>(w: *const u8, table: &[i8; 16]) -> [uint8x16_t; 8] {
+    // SAFETY: four registers at `w`, 16 bytes of the table; the rest uses only registers.
+    unsafe {
+        let table = vld1q_u8(table.as_ptr().cast());
+        load_nibbles::<UNITS>(w).map(|indices| vqtbl1q_u8(table, indices))
     }
 }
 
@@ -224,6 +247,107 @@ impl PackedType for Q8_0 {
     }
 }
 
+pub(super) struct Iq4Nl;
+
+impl PackedType for Iq4Nl {
+    const TENSOR: TensorType = TensorType::Iq4Nl;
+    const BLOCK: usize = 32;
+    const PART: usize = 32;
+    const HEAD_BYTES: usize = 2 * ROWS;
+    const STRETCH_BYTES: usize = 64;
+    type Acts = Q8Block;
+
+    fn quant(source: &[u8], column: usize) -> u8 {
+        nibble(&source[2..], column)
+    }
+    fn head(source: &[u8], row: usize, head: &mut [u8], _run: usize) {
+        half(source, 0, row, head);
+    }
+    fn store(registers: &[[u8; 16]; 8], units: usize, out: &mut [u8]) {
+        store_nibbles(registers, units, out);
+    }
+    #[inline(always)]
+    unsafe fn load<const UNITS: usize>(w: *const u8) -> [uint8x16_t; 8] {
+        // SAFETY: guaranteed by the caller.
+        unsafe { load_indexed::<UNITS>(w, &IQ4) }
+    }
+    fn extra(_acts: &Q8Block, _part: usize) -> u32 {
+        0
+    }
+}
+
+pub(super) struct Mxfp4;
+
+impl PackedType for Mxfp4 {
+    const TENSOR: TensorType = TensorType::Mxfp4;
+    const BLOCK: usize = 32;
+    const PART: usize = 32;
+    const HEAD_BYTES: usize = 2 * ROWS;
+    const STRETCH_BYTES: usize = 64;
+    type Acts = Q8Block;
+
+    fn quant(source: &[u8], column: usize) -> u8 {
+        nibble(&source[1..], column)
+    }
+    /// The upper half of the scale as a float: it has no other bits.
+    fn head(source: &[u8], row: usize, head: &mut [u8], _run: usize) {
+        half(&e8m0_half(source[0]).to_le_bytes(), 2, row, head);
+    }
+    fn store(registers: &[[u8; 16]; 8], units: usize, out: &mut [u8]) {
+        store_nibbles(registers, units, out);
+    }
+    #[inline(always)]
+    unsafe fn load<const UNITS: usize>(w: *const u8) -> [uint8x16_t; 8] {
+        // SAFETY: guaranteed by the caller.
+        unsafe { load_indexed::<UNITS>(w, &tables::MXFP4) }
+    }
+    #[inline(always)]
+    unsafe fn scales(head: *const u8) -> RowVector {
+        // SAFETY: guaranteed by the caller.
+        unsafe {
+            let all = vld1q_u16(head.cast());
+            [vshll_n_u16::<16>(vget_low_u16(all)), vshll_high_n_u16::<16>(all)]
+        }
+    }
+    fn extra(_acts: &Q8Block, _part: usize) -> u32 {
+        0
+    }
+}
+
+pub(super) struct Iq4Xs;
+
+impl PackedType for Iq4Xs {
+    const TENSOR: TensorType = TensorType::Iq4Xs;
+    const BLOCK: usize = 256;
+    const PART: usize = 32;
+    const HEAD_BYTES: usize = 2 * ROWS + 8 * ROWS;
+    const STRETCH_BYTES: usize = 64;
+    const WIDE: Option<u8> = Some(0);
+    type Acts = Q8KBlock;
+
+    fn quant(source: &[u8], column: usize) -> u8 {
+        nibble(&source[8 + column / 32 * 16..], column % 32)
+    }
+    fn head(source: &[u8], row: usize, head: &mut [u8], _run: usize) {
+        half(source, 0, row, head);
+        let scale = |part| source.try_into().map_or(0, |block| iq4_xs_scale(block, part).wrapping_sub(32));
+        for part in 0..8 {
+            head[2 * ROWS + part * ROWS + row] = scale(part);
+        }
+    }
+    fn store(registers: &[[u8; 16]; 8], units: usize, out: &mut [u8]) {
+        store_nibbles(registers, units, out);
+    }
+    #[inline(always)]
+    unsafe fn load<const UNITS: usize>(w: *const u8) -> [uint8x16_t; 8] {
+        // SAFETY: guaranteed by the caller.
+        unsafe { load_indexed::<UNITS>(w, &IQ4) }
+    }
+    fn extra(_acts: &Q8KBlock, _part: usize) -> u32 {
+        0
+    }
+}
+
 pub(super) struct Q4K;
 
 impl PackedType for Q4K {
@@ -262,6 +386,50 @@ impl PackedType for Q4K {
     }
     fn extra(acts: &Q8KBlock, part: usize) -> u32 {
         (i32::from(acts.sums[2 * part]) + i32::from(acts.sums[2 * part + 1])).cast_unsigned()
+    }
+}
+
+pub(super) struct Q5K;
+
+impl PackedType for Q5K {
+    const TENSOR: TensorType = TensorType::Q5K;
+    const BLOCK: usize = 256;
+    const PART: usize = 32;
+    const HEAD_BYTES: usize = Q4K::HEAD_BYTES;
+    const STRETCH_BYTES: usize = 80;
+    const WIDE: Option<u8> = Some(0);
+    const MINIMUM: bool = true;
+    type Acts = Q8KBlock;
+
+    fn quant(source: &[u8], column: usize) -> u8 {
+        source.try_into().map_or(0, |block| q5_k_element(block, column))
+    }
+    /// A block begins as one of Q4_K.
+    fn head(source: &[u8], row: usize, head: &mut [u8], run: usize) {
+        Q4K::head(source, row, head, run);
+    }
+    /// Nibbles, then a register with the fifth bits of register `i` as bits `i`.
+    fn store(registers: &[[u8; 16]; 8], units: usize, out: &mut [u8]) {
+        store_nibbles(registers, units, out);
+        for (j, out) in out[64..80].iter_mut().enumerate() {
+            *out = registers.iter().enumerate().fold(0, |bits, (i, register)| bits | register[j] >> 4 << i);
+        }
+    }
+    #[inline(always)]
+    unsafe fn load<const UNITS: usize>(w: *const u8) -> [uint8x16_t; 8] {
+        // SAFETY: five registers at `w`; the rest uses only registers.
+        unsafe {
+            let (bits, fifth) = (vld1q_u8(w.add(64)), vdupq_n_u8(16));
+            let mut out = load_nibbles::<UNITS>(w);
+            for (i, register) in out.iter_mut().enumerate() {
+                let moved = vshlq_u8(bits, vdupq_n_s8(4 - i as i8));
+                *register = vorrq_u8(*register, vandq_u8(moved, fifth));
+            }
+            out
+        }
+    }
+    fn extra(acts: &Q8KBlock, part: usize) -> u32 {
+        Q4K::extra(acts, part)
     }
 }
 

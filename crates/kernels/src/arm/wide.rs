@@ -1,4 +1,4 @@
-//! Q4_K and Q6_K for many tokens: a panel is widened once and then multiplied with all tiles of 8 tokens.
+//! Types with blocks of several parts (Q4_K, Q5_K, Q6_K, IQ4_XS) for many tokens: a panel is widened once and then multiplied with all tiles of 8 tokens.
 //!
 //! A wide panel has bytes in place of fewer bits, already without their offset, and a part's scales as the registers
 //! that its sums are multiplied with. A part has only 16 or 32 columns, so these scales cost as much as half the
