@@ -94,10 +94,10 @@ pub(super) fn decode_iq4_xs(block: &[u8; 136], out: &mut [f32; K_BLOCK]) {
 
 /// The exponent is that of the largest magnitude, less two: the largest value of E2M1 is 6.
 pub(super) fn mxfp4_block(x: &[f32; SMALL_BLOCK]) -> [u8; 17] {
-    let most = abs_max(x);
-    let exponent = if most > 0.0 { most.log2().floor() as i32 - 2 + 127 } else { 0 };
+    // Both formats have the same bias.
+    let exponent = (abs_max(x).to_bits() >> 23).saturating_sub(2);
     let mut out = [0; 17];
-    out[0] = exponent.clamp(0, 254) as u8;
+    out[0] = exponent as u8;
     indices(&MXFP4, x, inverse(e8m0_half(out[0])), &mut out[1..]);
     out
 }
