@@ -54,7 +54,7 @@ def ik_package():
         done = subprocess.run([sys.executable, "-m", "pip", "install", "-qq", "--disable-pip-version-check", "--only-binary",
                                ":all:", "--root-user-action", "ignore", "--target", part, f"{name}=={version}"])
         if done.returncode:
-            print("ik_llama.cpp is not compared: pip has no package of it for this Python and processor")
+            print(f"ik_llama.cpp is not compared: pip could not install {name} {version}, see above")
             return None
         os.replace(part, where)
     return where

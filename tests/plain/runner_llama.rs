@@ -127,18 +127,19 @@ fn llama_ignores_the_form_of_a_graph_and_says_the_same() {
 #[test]
 fn quantised_types_say_what_llama_says() {
     let llama = driver!();
+    // Bounds for the whole prompt, and for one token.
     let types = [
-        ("q8_0", 5e-4),
-        ("q4_0", 5e-4),
-        ("q4_1", 5e-4),
-        ("q4_k", 5e-3),
-        ("q5_k", 5e-3),
-        ("q6_k", 5e-3),
-        ("iq4_nl", 2e-3),
-        ("iq4_xs", 5e-3),
-        ("mxfp4", 2e-3),
+        ("q8_0", 5e-4, 2e-4),
+        ("q4_0", 5e-4, 2e-4),
+        ("q4_1", 5e-4, 2e-4),
+        ("q4_k", 1e-3, 2e-4),
+        ("q5_k", 5e-3, 5e-4),
+        ("q6_k", 2e-3, 2e-4),
+        ("iq4_nl", 2e-3, 5e-4),
+        ("iq4_xs", 5e-3, 5e-4),
+        ("mxfp4", 2e-3, 5e-4),
     ];
-    for (ty, bound) in types {
+    for (ty, bound, of_one) in types {
         for preset in PRESETS {
             let model = common::model(preset, ty);
             let (truth, _) = of_llama(&llama, &model, &prompt(PROMPT));
@@ -147,7 +148,7 @@ fn quantised_types_say_what_llama_says() {
             let (our_one, _) = of_runner(&model, &prompt(1), &["-t", "1"]);
             let errors = [nmse(&truth, &ours), nmse(&one, &our_one)];
             println!("{preset} {ty}: {:.2e}, one token {:.2e}", errors[0], errors[1]);
-            assert!(errors[0] <= bound && errors[1] <= 5e-4, "{preset} {ty}: {errors:?}");
+            assert!(errors[0] <= bound && errors[1] <= of_one, "{preset} {ty}: {errors:?}");
         }
     }
 }

@@ -47,14 +47,20 @@ pub(super) trait PackedType {
     /// each row.
     fn head(source: &[u8], row: usize, head: &mut [u8], run: usize);
 
-    /// Writes the quants of a stretch, `units` units of rows per step.
-    fn store(registers: &[[u8; 16]; 8], units: usize, out: &mut [u8]);
+    /// Writes the quants of a stretch, `units` units of rows per step. By default as nibbles.
+    fn store(registers: &[[u8; 16]; 8], units: usize, out: &mut [u8]) {
+        store_nibbles(registers, units, out);
+    }
 
     /// Reads them back.
     ///
     /// # Safety
     /// [`PackedType::STRETCH_BYTES`] bytes at `w` must be readable.
-    unsafe fn load<const UNITS: usize>(w: *const u8) -> [uint8x16_t; 8];
+    #[inline(always)]
+    unsafe fn load<const UNITS: usize>(w: *const u8) -> [uint8x16_t; 8] {
+        // SAFETY: guaranteed by the caller.
+        unsafe { load_nibbles::<UNITS>(w) }
+    }
 
     /// The scale of each row from a block's head.
     ///
@@ -67,7 +73,9 @@ pub(super) trait PackedType {
     }
 
     /// The bits of a per-part number of the activations: see [`PackedType::BIAS`] and [`PackedType::MINIMUM`].
-    fn extra(acts: &Self::Acts, part: usize) -> u32;
+    fn extra(_acts: &Self::Acts, _part: usize) -> u32 {
+        0
+    }
 }
 
 /// Bytes of a block of a panel.
@@ -167,14 +175,6 @@ impl PackedType for Q4_0 {
     fn head(source: &[u8], row: usize, head: &mut [u8], _run: usize) {
         half(source, 0, row, head);
     }
-    fn store(registers: &[[u8; 16]; 8], units: usize, out: &mut [u8]) {
-        store_nibbles(registers, units, out);
-    }
-    #[inline(always)]
-    unsafe fn load<const UNITS: usize>(w: *const u8) -> [uint8x16_t; 8] {
-        // SAFETY: guaranteed by the caller.
-        unsafe { load_nibbles::<UNITS>(w) }
-    }
     /// Corrects for the nibbles' offset of 8.
     fn extra(acts: &Q8Block, _part: usize) -> u32 {
         acts.minus_8.cast_unsigned()
@@ -198,14 +198,6 @@ impl PackedType for Q4_1 {
     fn head(source: &[u8], row: usize, head: &mut [u8], _run: usize) {
         half(source, 0, row, head);
         half(source, 2, row, &mut head[2 * ROWS..]);
-    }
-    fn store(registers: &[[u8; 16]; 8], units: usize, out: &mut [u8]) {
-        store_nibbles(registers, units, out);
-    }
-    #[inline(always)]
-    unsafe fn load<const UNITS: usize>(w: *const u8) -> [uint8x16_t; 8] {
-        // SAFETY: guaranteed by the caller.
-        unsafe { load_nibbles::<UNITS>(w) }
     }
     fn extra(acts: &Q8Block, _part: usize) -> u32 {
         acts.s.to_bits()
@@ -242,9 +234,6 @@ impl PackedType for Q8_0 {
             out
         }
     }
-    fn extra(_acts: &Q8Block, _part: usize) -> u32 {
-        0
-    }
 }
 
 pub(super) struct Iq4Nl;
@@ -263,16 +252,10 @@ impl PackedType for Iq4Nl {
     fn head(source: &[u8], row: usize, head: &mut [u8], _run: usize) {
         half(source, 0, row, head);
     }
-    fn store(registers: &[[u8; 16]; 8], units: usize, out: &mut [u8]) {
-        store_nibbles(registers, units, out);
-    }
     #[inline(always)]
     unsafe fn load<const UNITS: usize>(w: *const u8) -> [uint8x16_t; 8] {
         // SAFETY: guaranteed by the caller.
         unsafe { load_indexed::<UNITS>(w, &IQ4) }
-    }
-    fn extra(_acts: &Q8Block, _part: usize) -> u32 {
-        0
     }
 }
 
@@ -293,9 +276,6 @@ impl PackedType for Mxfp4 {
     fn head(source: &[u8], row: usize, head: &mut [u8], _run: usize) {
         half(&e8m0_half(source[0]).to_le_bytes(), 2, row, head);
     }
-    fn store(registers: &[[u8; 16]; 8], units: usize, out: &mut [u8]) {
-        store_nibbles(registers, units, out);
-    }
     #[inline(always)]
     unsafe fn load<const UNITS: usize>(w: *const u8) -> [uint8x16_t; 8] {
         // SAFETY: guaranteed by the caller.
@@ -308,9 +288,6 @@ impl PackedType for Mxfp4 {
             let all = vld1q_u16(head.cast());
             [vshll_n_u16::<16>(vget_low_u16(all)), vshll_high_n_u16::<16>(all)]
         }
-    }
-    fn extra(_acts: &Q8Block, _part: usize) -> u32 {
-        0
     }
 }
 
@@ -335,16 +312,10 @@ impl PackedType for Iq4Xs {
             head[2 * ROWS + part * ROWS + row] = scale(part);
         }
     }
-    fn store(registers: &[[u8; 16]; 8], units: usize, out: &mut [u8]) {
-        store_nibbles(registers, units, out);
-    }
     #[inline(always)]
     unsafe fn load<const UNITS: usize>(w: *const u8) -> [uint8x16_t; 8] {
         // SAFETY: guaranteed by the caller.
         unsafe { load_indexed::<UNITS>(w, &IQ4) }
-    }
-    fn extra(_acts: &Q8KBlock, _part: usize) -> u32 {
-        0
     }
 }
 
@@ -375,14 +346,6 @@ impl PackedType for Q4K {
             scales[part * ROWS + row] = scale;
             minima[place(run, row, part)] = minimum.wrapping_neg();
         }
-    }
-    fn store(registers: &[[u8; 16]; 8], units: usize, out: &mut [u8]) {
-        store_nibbles(registers, units, out);
-    }
-    #[inline(always)]
-    unsafe fn load<const UNITS: usize>(w: *const u8) -> [uint8x16_t; 8] {
-        // SAFETY: guaranteed by the caller.
-        unsafe { load_nibbles::<UNITS>(w) }
     }
     fn extra(acts: &Q8KBlock, part: usize) -> u32 {
         (i32::from(acts.sums[2 * part]) + i32::from(acts.sums[2 * part + 1])).cast_unsigned()

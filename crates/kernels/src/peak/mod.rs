@@ -197,7 +197,7 @@ mod tests {
     #[test]
     fn what_is_measured_is_positive_and_what_lacks_is_none() {
         let cpus = clusters::of_this_machine().remove(0).cpus;
-        // Of so many windows one is not lost to other programs.
+        // Other programs may take the whole of one window, but not of twenty.
         let effort = Effort { window: Duration::from_millis(1), windows: 20, bytes: 1 << 25, whole: true };
         let peaks = of_cpus(&cpus[..1], effort).expect("memory");
         assert!(peaks.read > 0.0 && peaks.triad > Some(0.0) && peaks.read_small_pages > Some(0.0));

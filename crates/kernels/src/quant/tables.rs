@@ -11,7 +11,8 @@ pub(crate) const IQ4: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 1
 /// Values of MXFP4, doubled: E2M1 floats.
 pub(crate) const MXFP4: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
 
-/// Half of the power of two that an exponent of MXFP4 stands for: `GGML_E8M0_TO_FP32_HALF` of ggml-impl.h.
+/// Half the value of an E8M0 scale, since the table of MXFP4 holds doubled values: `GGML_E8M0_TO_FP32_HALF` of
+/// ggml/src/ggml-impl.h.
 pub(crate) fn e8m0_half(exponent: u8) -> f32 {
     f32::from_bits(match exponent {
         0 | 1 => 0x0020_0000 << exponent,

@@ -502,7 +502,7 @@ fn check_scales(w: &WantedTensor<'_>, bytes: &[u8]) -> Result<(), ModelError> {
         TensorType::F16 | TensorType::Q4_0 | TensorType::Q8_0 | TensorType::Iq4Nl | TensorType::Iq4Xs => {
             half(b, 0)
         }
-        // The largest exponent stands for NaN.
+        // E8M0 encodes NaN as 255.
         TensorType::Mxfp4 => b.first() == Some(&255),
         TensorType::Q4_1 | TensorType::Q4K | TensorType::Q5K => half(b, 0) || half(b, 2),
         TensorType::Q6K => half(b, b.len().saturating_sub(2)),

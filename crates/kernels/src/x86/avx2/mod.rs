@@ -176,8 +176,8 @@ unsafe fn indexed<const S: usize, const T: usize>(
     dots
 }
 
-/// Keeps loads behind it where they are. Of several tokens, the compiler would load all activations first, and has no
-/// registers to keep them in.
+/// A compiler barrier for tiles of several tokens: without it the compiler loads all activations first and spills them to
+/// the stack.
 #[inline(always)]
 fn in_order<const T: usize>() {
     if T > 1 {
@@ -185,7 +185,8 @@ fn in_order<const T: usize>() {
     }
 }
 
-/// Prefetches a block of each panel read at the same time. Without branches, which loads would be moved before, too.
+/// Prefetches a block of each panel read at the same time. Without branches: the compiler would move loads
+/// before them and spill the values.
 #[inline(always)]
 fn prefetch<const S: usize>(w: &[*const u8; S], distance: usize, bytes: usize) {
     for w in w {
