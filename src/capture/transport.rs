@@ -1,7 +1,7 @@
 //! How events are read from the kernel: the ring buffer, or one perf buffer per CPU, whose events are sorted by
 //! time again. Allocates only when created.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::rc::Rc;
 use std::time::Duration;
@@ -21,7 +21,7 @@ const EVENTS: usize = 128 << 10;
 
 /// A channel out of the kernel.
 pub enum Transport {
-    Ring { ring: RingBuffer<'static>, wake: OwnedFd },
+    Ring { ring: RingBuffer<'static>, wake: OwnedFd, until: Rc<Cell<u64>> },
     Perf { buffer: PerfBuffer<'static>, order: Rc<RefCell<SortQueue>>, sink: Sink },
 }
 
@@ -29,11 +29,14 @@ impl Transport {
     /// Reads the ring buffer `map` (leaked: it lives as long as the process).
     pub fn ring(map: &'static MapHandle, sink: Sink) -> libbpf_rs::Result<Transport> {
         let mut builder = RingBufferBuilder::new();
+        let until = Rc::new(Cell::new(u64::MAX));
+        let end = until.clone();
         builder.add(map, move |bytes| {
             sink.borrow_mut()(bytes);
-            0
+            // A negative value ends the pass behind this event.
+            if event::time(bytes).is_some_and(|t| t >= end.get()) { -libc::EINTR } else { 0 }
         })?;
-        Ok(Transport::Ring { ring: builder.build()?, wake: edge_wait(map.as_fd())? })
+        Ok(Transport::Ring { ring: builder.build()?, wake: edge_wait(map.as_fd())?, until })
     }
 
     /// Reads the perf buffers of `map`, with `bytes` of memory per CPU.
@@ -51,12 +54,15 @@ impl Transport {
     }
 
     /// Waits up to `timeout` and passes on what has arrived. Returns early if a lot has arrived (the BPF side wakes
-    /// us by bytes waiting), or on a signal.
+    /// us by bytes waiting), or on a signal. Ends at the first event that is later than its beginning: engines that
+    /// send as fast as events are taken would keep it for ever.
     pub fn poll(&mut self, timeout: Duration) {
         match self {
-            Transport::Ring { ring, wake } => {
+            Transport::Ring { ring, wake, until } => {
                 machine::wake::epoll(wake.as_fd(), timeout);
+                until.set(usage::now());
                 let _ = ring.consume();
+                until.set(u64::MAX);
             }
             Transport::Perf { buffer, order, sink } => {
                 machine::wake::poll(&mut [], timeout);

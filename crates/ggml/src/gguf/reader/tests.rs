@@ -132,7 +132,7 @@ fn wrong_tensors_say_what_is_wrong() {
     let twice = [tensor("t", &[1], 0, 0), tensor("t", &[1], 0, 0), vec![0; 64]].concat();
     assert_eq!(Gguf::parse(&head(3, 2, 0, &twice)), Err(GgufReadError::DuplicateTensor("t".into())));
     // An unknown type is not an error; only its size is unknown.
-    let file = head(3, 1, 0, &[tensor("t", &[256], 39, 0), vec![0; 64]].concat());
+    let file = head(3, 1, 0, &[tensor("t", &[256], 1000, 0), vec![0; 64]].concat());
     assert_eq!(Gguf::parse(&file).expect("valid").tensors[0].bytes, None);
 }
 
