@@ -1,7 +1,7 @@
 """The clients of the cases, and what shells cannot do.
 
 usage: ask.py words N | port | busy SHARE | cold FILE
-       ask.py --port PORT one|first|slots|alone|probabilities|many|drafts|stop
+       ask.py --port PORT one|first|slots|alone|probabilities|many|drafts|rest|stop
 The clients wait until llama-server answers, and print what the server says of the last request as a line of JSON.
 """
 
@@ -110,6 +110,16 @@ class Client:
     def drafts(self):
         return self.complete(60, 120)
 
+    def rest(self):
+        """Two requests with ten seconds between them; the CPU time of these is what is compared."""
+        self.complete(30, 16)
+        time.sleep(1)
+        before = self.cpu_s()
+        time.sleep(8)
+        used = self.cpu_s() - before
+        time.sleep(1)
+        return self.complete(30, 16) | {"rest": 1 / max(used, 0.01)}
+
     def servers(self):
         """Processes that listen at the port, by their command lines."""
         for stat in glob.glob("/proc/[0-9]*/comm"):
@@ -122,6 +132,11 @@ class Client:
 
     def resident(self):
         return sum(int(open(f"/proc/{pid}/statm").read().split()[1]) for pid in self.servers())
+
+    def cpu_s(self):
+        """CPU time of the servers, user and system, s."""
+        fields = [open(f"/proc/{pid}/stat").read().rpartition(")")[2].split() for pid in self.servers()]
+        return sum(int(f[11]) + int(f[12]) for f in fields) / os.sysconf("SC_CLK_TCK")
 
     def stop(self):
         for pid in self.servers():

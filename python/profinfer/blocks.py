@@ -9,7 +9,7 @@ from typing import NamedTuple
 from .crc32c import crc32c
 
 # The version up to which all records are known. A later minor version is read as far as it is known.
-MAJOR, MINOR = 1, 12
+MAJOR, MINOR = 1, 13
 
 FILE_MAGIC = b"\x89PFI\r\n\x1a\n"
 BLOCK_MAGIC = b"\xf1PFIblk\xb7"

@@ -75,6 +75,7 @@ _PLAIN_KINDS = (
     (44, "TensorData", "tensor:u32 addr:u64", None),
     (45, "ReadFile", "id:u32 name:str setting:str read_ahead_kb:u64?", "id"),
     (46, "Content", "token:u64 pid:u32 t:time seq:i64 pos:u64 tokens:u64 data:bytes", None),
+    (47, "Usage", "pid:u32 t:time cpu_us:u64? team_us:u64? yields:u64? preemptions:u64? anonymous:u64? files:u64? shared:u64? swapped:u64?", None),
 )
 
 _PREDICTED_KINDS = (

@@ -9,6 +9,7 @@ use crate::capture::pmc;
 use crate::capture::structure::TensorTable;
 use crate::recorder::nodes::NodeLists;
 use crate::recorder::thread_hits::{Arena, HitCounts, ThreadHit, ThreadHits};
+use crate::recorder::workers::Workers;
 use pfi::record::CpuGraph;
 use pfi::{CounterRun, Encoder, PlanHit, Slice, SliceRun, WriteError};
 
@@ -95,6 +96,7 @@ pub struct OpenGraphs {
     /// Ops of the current graph that are missing from its plan.
     unattributed: u32,
     pub nodes: NodeLists,
+    pub workers: Workers,
     /// Op hits outside any graph seen from its start.
     pub orphans: u64,
     /// Op hits that found no room.
@@ -123,6 +125,7 @@ impl Default for OpenGraphs {
             told: 0,
             unattributed: 0,
             nodes: NodeLists::default(),
+            workers: Workers::default(),
             orphans: 0,
             unplaced: 0,
         }
@@ -270,6 +273,8 @@ impl OpenGraphs {
             }
         }
         let OpenGraph { s, thread_hits, .. } = &mut self.open[i];
+        let others = thread_hits.iter().filter(|l| l.len > 0 && l.tid != s.tid);
+        others.for_each(|l| self.workers.add(s.tgid, l.tid));
         thread_hits.iter_mut().for_each(|l| self.arena.release(l));
         enc.cpu_graph(&CpuGraph {
             seq: s.seq,

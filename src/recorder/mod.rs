@@ -32,3 +32,4 @@ pub mod tasks;
 pub mod thread_hits;
 pub mod verify;
 mod watched_states;
+pub mod workers;

@@ -22,17 +22,5 @@ pub const HEADER: Header<'static> = Header {
 };
 
 pub fn footer() -> Footer<'static> {
-    Footer {
-        end: "",
-        kinds: Vec::new(),
-        lost_cpu: Vec::new(),
-        orphans: 0,
-        read_errors: 0,
-        agent_user_us: 0,
-        agent_sys_us: 0,
-        agent_peak_rss: 0,
-        wall_ns: 0,
-        bpf_ns: 0,
-        bpf_runs: 0,
-    }
+    Footer::default()
 }

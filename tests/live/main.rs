@@ -67,6 +67,7 @@ mod sudo;
 mod supervision;
 mod top;
 mod tune;
+mod usage;
 mod views;
 mod vulkan;
 mod watched;

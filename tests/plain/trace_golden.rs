@@ -175,6 +175,11 @@ fn sum_of_cause(record: &Record) -> Option<i128> {
                 + places
                 + content_hashes(r).map(i128::from).sum::<i128>()
         }
+        Record::Usage(r) => {
+            let memory = [r.anonymous, r.files, r.shared, r.swapped].map(some).iter().sum::<i128>();
+            let times = [r.cpu_us, r.team_us, r.yields, r.preemptions].map(some).iter().sum::<i128>();
+            sum(&[r.pid.into(), r.t as u64]) + memory + times
+        }
         Record::ServerTask(r) => {
             sum(&[r.pid.into(), r.tid.into(), r.t as u64]) + i128::from(r.task) + some(r.seq)
         }
@@ -233,7 +238,7 @@ pub fn summary(trace: &Trace) -> Vec<String> {
 }
 
 /// Without extension: `.pfi` is the file, `.txt` its content. The newest comes last.
-const GOLDEN: [&str; 13] = [
+const GOLDEN: [&str; 14] = [
     "golden/small",
     "golden/small-1.1",
     "golden/small-1.2",
@@ -247,6 +252,7 @@ const GOLDEN: [&str; 13] = [
     "golden/small-1.10",
     "golden/small-1.11",
     "golden/small-1.12",
+    "golden/small-1.13",
 ];
 const NEWEST: &str = GOLDEN[GOLDEN.len() - 1];
 

@@ -3,7 +3,7 @@
 use crate::synth_trace;
 use crate::verdict::{CALLS, OP, POSITIONS, begin, end, even, peaks, rules, states, verdict};
 
-use pfi::record::{MemoryCall, MemoryChange, OffCpu, TargetState};
+use pfi::record::{MemoryCall, MemoryChange, OffCpu, TargetState, Usage};
 use synth_trace::causes::*;
 use synth_trace::*;
 
@@ -112,5 +112,27 @@ fn states_that_are_saved_and_never_loaded() {
     assert!(names(of(9, 0, 150_000_000), "saved-states"));
     for other in [of(7, 0, 150_000_000), of(9, 1, 150_000_000), of(9, 0, 105_000_000)] {
         assert!(!names(other, "saved-states"));
+    }
+}
+
+/// A server waits for requests, and the threads that compute with the caller spin.
+#[test]
+fn threads_that_spin_between_calls() {
+    let of = |seconds: u64, team_us: Option<u64>| {
+        let mut s = begin(Spec::default());
+        (0..CALLS).for_each(|_| s.call(1, even));
+        for n in 0..=seconds {
+            let (t, team_us) = (s.now as i64, team_us.map(|us| us * n));
+            s.enc.usage(&Usage { pid: PID, t, team_us, ..Usage::default() }).unwrap();
+            s.now += 1_000_000_000;
+        }
+        s.call(1, even);
+        end(s)
+    };
+    let found = verdict(of(4, Some(900_000)));
+    let a = found.advice.iter().find(|a| a.rule == "idle-spin").expect("advice");
+    assert!(a.evidence.contains("in 4.0 s without a call") && a.title.contains("0.90 CPUs"), "{a:?}");
+    for other in [of(2, Some(900_000)), of(4, Some(100_000)), of(4, None)] {
+        assert!(!names(other, "idle-spin"));
     }
 }

@@ -14,7 +14,7 @@ import sys
 from debian import TOP, Failure, play, sh
 
 CASES = os.path.join(TOP, "benches", "diagnosis")
-NAMES = ["10-crumbs", "15-plain-weights", "17-adapter", "19-sleeping-barriers", "21-saved-states"]
+NAMES = ["10-crumbs", "15-plain-weights", "17-adapter", "19-sleeping-barriers", "20-idle-spin", "21-saved-states"]
 # Seconds after which something that is certain to happen has not.
 LONG = 300
 

@@ -187,6 +187,20 @@ fn sequences<W: Write>(e: &mut Encoder<W>, t: u64) {
     let task = ServerTask { pid: PID, tid: PID + 1, t: t as i64 - 9, task: 70, seq: None };
     e.server_task(&task).unwrap();
     e.server_task(&ServerTask { tid: PID, t: t as i64, seq: Some(3), ..task }).unwrap();
+    let used = Usage {
+        pid: PID,
+        t: t as i64 - 2,
+        cpu_us: Some(1 << 40),
+        team_us: Some(9),
+        yields: Some(7),
+        preemptions: None,
+        anonymous: Some(900 << 20),
+        files: Some(4096),
+        shared: Some(0),
+        swapped: None,
+    };
+    e.usage(&used).unwrap();
+    e.usage(&Usage { pid: PID, t: t as i64, ..Usage::default() }).unwrap();
 }
 
 /// 10 GB/s, 50 GFLOP/s and 200 Gop/s a thread.

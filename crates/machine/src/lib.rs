@@ -28,6 +28,7 @@ pub mod sensors;
 pub mod stopped;
 pub mod target;
 pub mod target_state;
+pub mod threads;
 pub mod tracing;
 pub mod usage;
 pub mod user;

@@ -6,6 +6,7 @@ use std::io::{BufRead, BufReader};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
+use std::time::Duration;
 
 use rustix::fs::{AtFlags, OFlags, Statx, StatxFlags, statx};
 
@@ -49,10 +50,17 @@ impl StatFields {
         !matches!(self.state(), None | Some('Z' | 'X'))
     }
 
-    /// CPU time, user and system, in clock ticks.
-    pub fn cpu_ticks(&self) -> Option<u64> {
-        Some(self.number::<u64>(14)?.saturating_add(self.number(15)?))
+    /// CPU time, user and system.
+    pub fn cpu(&self) -> Option<Duration> {
+        Some(of_ticks(self.number::<u64>(14)?.saturating_add(self.number(15)?)))
     }
+}
+
+/// So many clock ticks, the unit of times in /proc.
+pub fn of_ticks(ticks: u64) -> Duration {
+    // SAFETY: only returns a number.
+    let hz = u64::try_from(unsafe { libc::sysconf(libc::_SC_CLK_TCK) }).unwrap_or(100).max(1);
+    Duration::from_micros(ticks.saturating_mul(1_000_000 / hz))
 }
 
 /// What changes while a process runs, and what distinguishes it from another one with the same pid.

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use crate::child::run_as;
 use crate::hardware::InheritedSettings;
-use crate::proc::StatFields;
+use crate::proc::{StatFields, of_ticks};
 use crate::usage;
 use crate::user::User;
 use common::{filesize, redact};
@@ -145,10 +145,7 @@ pub fn is_process(pid: u32) -> bool {
 pub fn age(pid: u32) -> Option<Duration> {
     // In clock ticks since boot.
     let ticks: u64 = StatFields::of(pid)?.number(22)?;
-    // SAFETY: only reads a number.
-    let hz = unsafe { libc::sysconf(libc::_SC_CLK_TCK) }.max(1);
-    let began = Duration::from_secs_f64(ticks as f64 / hz as f64);
-    Some(Duration::from_nanos(usage::clock_ns(libc::CLOCK_BOOTTIME)).saturating_sub(began))
+    Some(Duration::from_nanos(usage::clock_ns(libc::CLOCK_BOOTTIME)).saturating_sub(of_ticks(ticks)))
 }
 
 /// The parent process; None if there is none, or the process is gone.

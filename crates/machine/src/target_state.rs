@@ -5,6 +5,7 @@ use std::fs::{self, File};
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
+use std::time::Duration;
 
 use crate::proc::StatFields;
 use common::cpus as cpu_list;
@@ -12,12 +13,11 @@ use common::plain::clean;
 use pfi::record::{self, StateAt};
 
 use crate::cgroup::{self, Hierarchy, MemoryLimit, Quota};
+use crate::threads::{self, Threads};
 
 /// Longest file read, bytes; a longer one is cut.
 const LONGEST: u64 = 256 << 10;
-/// Maximum number of threads whose masks are read, of those that are recorded, and of frequency policies.
-const THREADS: usize = 256;
-const THREADS_TOLD: usize = 64;
+/// Maximum number of frequency policies.
 const POLICIES: usize = 64;
 /// A flag of a thread (include/linux/sched.h, since 2.4).
 const PF_EXITING: u64 = 0x4;
@@ -61,6 +61,7 @@ pub struct ReadState {
     huge_pages: String,
     /// Its numbers; the texts are those above.
     numbers: record::TargetState<'static>,
+    usage: record::Usage,
 }
 
 /// Where states are read.
@@ -95,8 +96,10 @@ impl StateReader {
         let affinity = cpus(field(&status, "Cpus_allowed_list"));
         let (minor_faults, major_faults) = faults(&stat).unzip();
         let policies = policies(&cpu.join("cpufreq"));
+        let threads =
+            if affinity.is_empty() { Threads::default() } else { threads::threads(&dir, &affinity) };
         let mut state = ReadState {
-            threads: if affinity.is_empty() { String::new() } else { threads(&dir, &affinity) },
+            threads: threads.others,
             affinity,
             online: cpus(text(&cpu.join("online")).as_deref()),
             cpuset: cpus(Some(&cgroup::cpuset(&self.hierarchies, &groups))),
@@ -114,6 +117,16 @@ impl StateReader {
                 minor_faults,
                 major_faults,
                 ..record::TargetState::default()
+            },
+            usage: record::Usage {
+                cpu_us: StatFields::parse(stat.as_bytes()).and_then(|stat| micros(stat.cpu()?)),
+                yields: threads.yields,
+                preemptions: threads.preemptions,
+                anonymous: bytes(&status, "RssAnon"),
+                files: bytes(&status, "RssFile"),
+                shared: bytes(&status, "RssShmem"),
+                swapped: bytes(&status, "VmSwap"),
+                ..record::Usage::default()
             },
         };
         state.count_in_groups();
@@ -257,6 +270,12 @@ impl ReadState {
             ..self.numbers
         }
     }
+
+    /// What it uses, at the time `t`, and what these of its threads did; None: it is exiting, or gone.
+    pub fn usage(&self, pid: u32, t: i64, team: &[u32]) -> Option<record::Usage> {
+        let team_us = threads::cpu_of(pid, team).and_then(micros);
+        (!self.affinity.is_empty()).then_some(record::Usage { pid, t, team_us, ..self.usage })
+    }
 }
 
 impl Policy {
@@ -274,7 +293,7 @@ impl Policy {
 }
 
 /// The value of a line `name: value`.
-fn field<'t>(text: &'t str, name: &str) -> Option<&'t str> {
+pub(super) fn field<'t>(text: &'t str, name: &str) -> Option<&'t str> {
     text.lines().find_map(|line| Some(line.strip_prefix(name)?.strip_prefix(':')?.trim()))
 }
 
@@ -284,7 +303,7 @@ fn bytes(text: &str, name: &str) -> Option<u64> {
 }
 
 /// A list of CPUs as the kernel writes it; empty if it is none.
-fn cpus(text: Option<&str>) -> String {
+pub(super) fn cpus(text: Option<&str>) -> String {
     let text = text.unwrap_or_default().trim();
     let is_list = text.bytes().all(|b| b.is_ascii_digit() || b == b',' || b == b'-');
     if is_list { text.to_owned() } else { String::new() }
@@ -315,16 +334,8 @@ fn lives(stat: &str) -> bool {
     stat_field(stat, 9).is_some_and(|flags: u64| flags & PF_EXITING == 0)
 }
 
-/// The threads with another mask than the main thread's.
-fn threads(dir: &Path, main: &str) -> String {
-    let Ok(tasks) = fs::read_dir(dir.join("task")) else { return String::new() };
-    let other = |tid: u32| {
-        let status = text(&dir.join("task").join(tid.to_string()).join("status"))?;
-        let cpus = cpus(field(&status, "Cpus_allowed_list"));
-        (!cpus.is_empty() && cpus != main).then(|| format!("{tid}:{cpus}"))
-    };
-    let tids = tasks.filter_map(|task| task.ok()?.file_name().to_str()?.parse().ok()).take(THREADS);
-    tids.filter_map(other).take(THREADS_TOLD).collect::<Vec<_>>().join(";")
+fn micros(time: Duration) -> Option<u64> {
+    time.as_micros().try_into().ok()
 }
 
 /// The mode in brackets, as in `always [madvise] never`.
@@ -381,7 +392,7 @@ mod tests {
                 ("proc/meminfo", "MemTotal:        8000 kB\nMemAvailable:    1000 kB\n"),
                 (
                     "proc/7/status",
-                    "Name:\tx\nVmLck:\t       0 kB\nVmRSS:\t    3000 kB\nVmSwap:\t 4 kB\nCpus_allowed_list:\t0-1\n",
+                    "Name:\tx\nVmLck:\t       0 kB\nVmRSS:\t    3000 kB\nVmSwap:\t 4 kB\nRssAnon:\t 900 kB\nRssFile:\t 2100 kB\nCpus_allowed_list:\t0-1\n",
                 ),
                 ("proc/7/stat", "7 (a ) 5) S 1 7 7 0 -1 4194304 2000 0 30 0 17 5 0 0 20 0 9 0 81234 1 2\n"),
                 ("proc/7/cgroup", "0::/g\n"),
@@ -389,8 +400,11 @@ mod tests {
                     "proc/7/smaps_rollup",
                     "0-1 ---p 0 0 0 [rollup]\nRss: 3000 kB\nAnonHugePages:      2048 kB\nFilePmdMapped:         0 kB\n",
                 ),
-                ("proc/7/task/7/status", "Cpus_allowed_list:\t0-1\n"),
-                ("proc/7/task/8/status", "Cpus_allowed_list:\t1\n"),
+                (
+                    "proc/7/task/7/status",
+                    "Cpus_allowed_list:\t0-1\nvoluntary_ctxt_switches:\t20\nnonvoluntary_ctxt_switches:\t3\n",
+                ),
+                ("proc/7/task/8/status", "Cpus_allowed_list:\t1\nvoluntary_ctxt_switches:\t5\n"),
                 ("cgroup/g/cpu.max", "50000 100000\n"),
                 ("cgroup/g/cpu.stat", "nr_periods 10\nnr_throttled 9\nthrottled_usec 77\n"),
                 ("cgroup/g/memory.max", "max\n"),
@@ -446,6 +460,19 @@ mod tests {
             oom_kills: Some(2),
         };
         assert_eq!(state.record(7, StateAt::Start, 5), expected);
+        let used = record::Usage {
+            pid: 7,
+            t: 5,
+            cpu_us: Some(220_000),
+            team_us: None,
+            yields: Some(25),
+            preemptions: None,
+            anonymous: Some(900 << 10),
+            files: Some(2100 << 10),
+            shared: None,
+            swapped: Some(4096),
+        };
+        assert_eq!(state.usage(7, 5, &[]), Some(used), "what a thread does not tell is not known of all");
         let limits = "CPUs 0-1 of 0-3, time of 0.50 CPUs by the quota of cgroup /g, 4.1 MB of memory by the limit of \
             cgroup /";
         assert_eq!(state.limits(), limits);
@@ -461,6 +488,7 @@ mod tests {
         assert_eq!(state.limits(), "");
         nothing.read_huge(7, &mut state);
         assert_eq!(state.record(0, StateAt::Start, 0), record::TargetState::default());
+        assert_eq!(state.usage(0, 0, &[]), None);
         // Files with anything in them.
         let reader = board(root.path());
         for file in ["status", "stat", "cgroup", "smaps_rollup", "task/8/status"] {

@@ -27,7 +27,7 @@ pub struct Notice<'a> {
 }
 
 /// Event statistics. `seen = recorded + lost` per kind of event.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Footer<'a> {
     /// Why the recording ended: `target exited`, `signal`, `duration`, `tokens`, or an error's text.
     pub end: &'a str,

@@ -10,7 +10,7 @@ use super::tensors::KeptTensor;
 /// Major version. A reader refuses a file with a greater one.
 pub const MAJOR: u16 = 1;
 /// Minor version. It grows when a record kind is added or a field is appended to a record.
-pub const MINOR: u16 = 12;
+pub const MINOR: u16 = 13;
 /// Size of the file header, bytes.
 pub const FILE_HEADER: usize = 16;
 /// Size of a block header, bytes.
@@ -204,7 +204,8 @@ plain!(
     FileRead,
     TensorData,
     ReadFile,
-    Content
+    Content,
+    Usage
 );
 
 /// Appends `body`, prefixed with its length.

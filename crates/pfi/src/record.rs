@@ -115,10 +115,12 @@ pub enum Record<'a> {
     ReadFile(ReadFile<'a>),
     /// What the tokens of a batch are.
     Content(Content<'a>),
+    /// What a target uses.
+    Usage(Usage),
 }
 
 /// Names of the record kinds, indexed by kind on the wire.
-pub const KIND_NAMES: [&str; 47] = [
+pub const KIND_NAMES: [&str; 48] = [
     "Header",
     "Process",
     "Engine",
@@ -166,6 +168,7 @@ pub const KIND_NAMES: [&str; 47] = [
     "TensorData",
     "ReadFile",
     "Content",
+    "Usage",
 ];
 
 impl Record<'_> {
@@ -219,6 +222,7 @@ impl Record<'_> {
             Record::TensorData(_) => 44,
             Record::ReadFile(_) => 45,
             Record::Content(_) => 46,
+            Record::Usage(_) => 47,
         }
     }
 
@@ -247,6 +251,7 @@ impl Record<'_> {
             Record::SamplerCall(r) => Some(r.t),
             Record::FileRead(r) => Some(r.t),
             Record::Content(r) => Some(r.t),
+            Record::Usage(r) => Some(r.t),
             _ => None,
         }
     }
@@ -271,6 +276,7 @@ impl Record<'_> {
             Record::SamplerCall(r) => Some(&mut r.t),
             Record::FileRead(r) => Some(&mut r.t),
             Record::Content(r) => Some(&mut r.t),
+            Record::Usage(r) => Some(&mut r.t),
             _ => None,
         }
     }

@@ -1,4 +1,4 @@
-//! Records of what the machine can do, and of what a target may use of it. Both are self-contained. Since 1.6.
+//! Records of what the machine can do, of what a target may use of it, and of what it uses. All are self-contained. Since 1.6.
 #![warn(clippy::indexing_slicing)]
 
 use serde::{Deserialize, Serialize};
@@ -101,4 +101,23 @@ pub struct TargetState<'a> {
     pub memory_group: &'a str,
     /// Processes of that cgroup that the kernel has killed because of the limit, so far.
     pub oom_kills: Option<u64>,
+}
+
+/// What a process holds and has used, at most once a second. A number that could not be read is absent. Since 1.13.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Usage {
+    pub pid: u32,
+    pub t: i64,
+    /// CPU time of its threads since it began, those that have ended among them, user and system, microseconds.
+    pub cpu_us: Option<u64>,
+    /// The same of those threads that compute graphs that another one calls, as far as they live and were seen at it.
+    pub team_us: Option<u64>,
+    /// How often those of its threads that live have given up the CPU, and lost it to others, since they began.
+    pub yields: Option<u64>,
+    pub preemptions: Option<u64>,
+    /// Resident memory, bytes: its own, that of mapped files, and shared with others; and its own memory in swap.
+    pub anonymous: Option<u64>,
+    pub files: Option<u64>,
+    pub shared: Option<u64>,
+    pub swapped: Option<u64>,
 }

@@ -82,12 +82,15 @@ pub(super) fn sources(rows: &[SourceRow]) -> Table {
             row.extend([pct(p.covered), source.clone()]);
             t.row(row);
         }
-        let watts = (s.covered_ns > 0).then(|| s.joules * 1e9 / s.covered_ns as f64);
-        let joules = or_dash(watts, |_| format!("{:.3}", s.joules));
-        let row = vec!["complete run".into(), joules, or_dash(watts, |v| format!("{v:.2}")), String::new()];
-        let mut row = with_charge(row, None);
-        row.extend([String::new(), source]);
-        t.row(row);
+        let idle = s.idle.map(|idle| ("no call", Some((idle.joules, idle.covered_ns))));
+        let whole = ("complete run", Some((s.joules, s.covered_ns)).filter(|(_, ns)| *ns > 0));
+        for (what, used) in idle.into_iter().chain([whole]) {
+            let joules = or_dash(used, |(joules, _)| format!("{joules:.3}"));
+            let watts = or_dash(used, |(joules, ns)| format!("{:.2}", joules * 1e9 / ns as f64));
+            let mut row = with_charge(vec![what.into(), joules, watts, String::new()], None);
+            row.extend([String::new(), source.clone()]);
+            t.row(row);
+        }
     }
     t
 }

@@ -1,9 +1,11 @@
-//! What limits a process besides the engine, in lines of the report's section on the run: CPUs and frequencies.
+//! What limits a process besides the engine, and what it used, in lines of the report's section on the run: CPUs, memory and
+//! frequencies.
 
 use std::collections::BTreeMap;
 
 use super::units::{bytes, time};
 use analysis::recorded::target_state::{FrequencyPolicy, TargetState, throttled};
+use analysis::sums::usage::{IdleUse, ProcessUsage};
 
 /// Most processes shown.
 const PROCESSES: usize = 4;
@@ -35,6 +37,49 @@ pub fn lines(states: &[TargetState]) -> Vec<(&'static str, String)> {
     let policies = states.last().map(|s| frequencies(&s.policies)).unwrap_or_default();
     out.extend((!policies.is_empty()).then(|| ("frequency", policies.join("; "))));
     out
+}
+
+/// Label and text of each line on what the processes used over time.
+pub fn used(all: &[ProcessUsage]) -> Vec<(&'static str, String)> {
+    let mut out = Vec::new();
+    for u in all.iter().take(PROCESSES) {
+        let who = if all.len() > 1 { format!("process {}: ", u.pid) } else { String::new() };
+        out.extend(memory(u).map(|text| ("memory", format!("{who}{text}"))));
+        out.extend(u.idle.as_ref().map(|idle| ("idle", format!("{who}{}", idle_text(idle)))));
+    }
+    out
+}
+
+/// `212.5 MB resident at most: 8.1 MB its own, 204.4 MB of files; its own grew by 2.0 MB from the second request on (0.2 MB a
+/// request)`.
+fn memory(u: &ProcessUsage) -> Option<String> {
+    let size = |n: u64| bytes(n as f64);
+    let mut text = format!("{} resident at most", size(u.most.resident()?));
+    let parts = [(u.most.anonymous, "its own"), (u.most.files, "of files"), (u.most.shared, "shared")];
+    let parts =
+        parts.into_iter().filter_map(|(n, what)| Some(format!("{} {what}", size(n.filter(|n| *n > 0)?))));
+    text.push_str(&format!(": {}", parts.collect::<Vec<_>>().join(", ")));
+    if let Some(swapped) = u.last.swapped.filter(|n| *n > 0) {
+        text.push_str(&format!("; {} swapped out at the end", size(swapped)));
+    }
+    if let Some(g) = u.growth {
+        let how = if g.bytes < 0 { "shrank" } else { "grew" };
+        let (all, each) = (g.bytes.unsigned_abs() as f64, g.bytes_per_request.abs());
+        text.push_str(&format!(
+            "; its own {how} by {} in the last {} requests ({} each)",
+            bytes(all),
+            g.requests,
+            bytes(each)
+        ));
+    }
+    Some(text)
+}
+
+/// `12.0 s without a call: 0.01 CPUs, 4.2 wake-ups/s`.
+fn idle_text(idle: &IdleUse) -> String {
+    let cpus = idle.cpus.map_or("CPU time unknown".into(), |n| format!("{n:.2} CPUs in use"));
+    let wakeups = idle.wakeups_per_s.map_or("wake-ups unknown".into(), |n| format!("{n:.1} wake-ups/s"));
+    format!("{} without a call: {cpus}, {wakeups}", time(idle.ns as f64))
 }
 
 fn cpus(first: &TargetState, last: &TargetState) -> Vec<String> {

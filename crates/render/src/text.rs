@@ -141,7 +141,8 @@ pub(super) fn run(report: &Report) -> Vec<SectionItem> {
         };
         out.push(said("process", format!("{} {cmdline}", p.pid)));
     }
-    out.extend(super::state::lines(&report.state).into_iter().map(|(label, text)| said(label, text)));
+    let state = super::state::lines(&report.state).into_iter().chain(super::state::used(&report.usage));
+    out.extend(state.map(|(label, text)| said(label, text)));
     for e in &run.engines {
         let version = if e.version.is_empty() { "version unknown" } else { &e.version };
         out.push(said("engine", version));

@@ -200,6 +200,11 @@ impl<W: Write> Drain<W> {
         all
     }
 
+    /// The threads of this process that compute graphs that another one calls.
+    pub fn team_of(&self, pid: u32) -> std::vec::Vec<u32> {
+        self.graphs.workers.of(pid).collect()
+    }
+
     /// Op hits outside any graph seen from its start.
     pub fn orphans(&self) -> u64 {
         self.graphs.orphans

@@ -29,6 +29,7 @@ impl Session {
         let mut state = self.states.reader.read(pid);
         let huge_at = self.states.read_huge(pid, &mut state);
         self.write_state(pid, StateAt::Start, &state)?;
+        self.write_usage(pid, &state)?;
         self.states.all.insert(pid, WatchedState { first: state.clone(), state, huge_at });
         Ok(())
     }
@@ -52,6 +53,7 @@ impl Session {
             if watched.huge_at <= begin {
                 watched.huge_at = self.states.read_huge(pid, &mut now);
             }
+            self.write_usage(pid, &now)?;
             now.fill(&watched.state);
             let changed = now.differs(&watched.state);
             watched.state = now;
@@ -84,6 +86,7 @@ impl Session {
         let Some(watched) = self.states.all.get(&pid) else { return Ok(()) };
         let mut state = self.states.reader.read(pid);
         self.states.reader.read_huge(pid, &mut state);
+        self.write_usage(pid, &state)?;
         state.fill(&watched.state);
         self.write_state(pid, StateAt::End, &state)?;
         match state.killed_since(&watched.first).filter(|_| !target::alive(pid)) {
@@ -93,6 +96,13 @@ impl Session {
                 self.drain.borrow_mut().enc.notice(&record::Notice { t: usage::now() as i64, text: &text })
             }
         }
+    }
+
+    /// Of a state as it was read.
+    fn write_usage(&self, pid: u32, state: &ReadState) -> Result<(), WriteError> {
+        let mut drain = self.drain.borrow_mut();
+        let usage = state.usage(pid, usage::now() as i64, &drain.team_of(pid));
+        usage.map_or(Ok(()), |usage| drain.enc.usage(&usage))
     }
 
     fn write_state(&self, pid: u32, at: StateAt, state: &ReadState) -> Result<(), WriteError> {

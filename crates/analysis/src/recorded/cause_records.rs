@@ -27,6 +27,7 @@ pub struct Causes<'a> {
     pub memory: Vec<MemoryCall>,
     pub server_tasks: Vec<ServerTask>,
     pub contents: Vec<Content<'a>>,
+    pub usage: Vec<Usage>,
     /// By id once; the last record counts.
     pub sampler_names: HashMap<u32, SamplerName<'a>>,
     pub samplers: Vec<SamplerCall>,
@@ -55,6 +56,7 @@ impl<'a> Causes<'a> {
             Record::Memory(r) => self.memory.push(r),
             Record::ServerTask(r) => self.server_tasks.push(r),
             Record::Content(r) => self.contents.push(r),
+            Record::Usage(r) => self.usage.push(r),
             Record::SamplerName(r) => drop(self.sampler_names.insert(r.id, r)),
             Record::SamplerCall(r) => self.samplers.push(r),
             Record::FileRead(r) => self.file_reads.push(r),
@@ -82,6 +84,7 @@ impl<'a> Causes<'a> {
         self.memory.extend(part.memory);
         self.server_tasks.extend(part.server_tasks);
         self.contents.extend(part.contents);
+        self.usage.extend(part.usage);
         self.sampler_names.extend(part.sampler_names);
         self.samplers.extend(part.samplers);
         self.file_reads.extend(part.file_reads);

@@ -155,6 +155,7 @@ impl Cut {
         loaded.splits.retain(|s| has(s.pid, s.t));
         loaded.causes.phases.retain(|p| has(p.pid, p.t));
         loaded.causes.samplers.retain(|s| has(s.pid, s.t));
+        loaded.causes.usage.retain(|u| has(u.pid, u.t));
         loaded.tensors.retain(|_, t| t.pid == pid);
         order::by_key(&mut loaded.processes, |p| ((p.pid != pid).into(), p.pid.into()));
     }

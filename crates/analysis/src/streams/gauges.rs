@@ -1,10 +1,11 @@
-//! Values that change over the time of a run: sensors, tokens per second, counter rates.
+//! Values that change over the time of a run: sensors, memory and CPU time of processes, tokens per second, counter rates.
 
 use crate::recorded::calls::Timeline;
 use crate::recorded::load::Loaded;
 use crate::streams::lanes::Select;
+use crate::sums::usage;
 use common::order;
-use pfi::record::{Sensor, SensorKind};
+use pfi::record::{Sensor, SensorKind, Usage};
 use pfi::{counts, sensor_values};
 
 /// A value over time; each value holds until the next one.
@@ -36,6 +37,7 @@ pub fn gauges(loaded: &Loaded<'_>, line: &Timeline, select: &Select) -> Vec<Gaug
         Some(ValueSpan { pid: c.pid, t: c.start, end: c.end(), value })
     });
     all.extend(of_processes("tok/s", "tok/s", calls.collect()));
+    all.extend(uses(loaded, select));
     all.extend(counter_rates(loaded, select));
     all
 }
@@ -80,6 +82,40 @@ fn sensor(loaded: &Loaded<'_>, s: &Sensor<'_>, select: &Select) -> GaugeSeries {
     values.iter_mut().for_each(|v| v.1 *= scale);
     let cpus = if s.cpus.is_empty() { String::new() } else { format!(" (CPU {})", s.cpus) };
     GaugeSeries { name: format!("{what} {}{cpus}", s.name), unit: unit.into(), pid: None, values }
+}
+
+/// What each process held and used.
+fn uses(loaded: &Loaded<'_>, select: &Select) -> Vec<GaugeSeries> {
+    let mut all = Vec::new();
+    for (pid, samples) in usage::by_process(loaded) {
+        let samples: Vec<&Usage> = samples.into_iter().filter(|r| select.has(pid, r.t)).collect();
+        let memory = |of: fn(&Usage) -> Option<u64>| {
+            samples.iter().filter_map(|r| Some((r.t, of(r)? as f64 / 1e6))).collect::<Vec<_>>()
+        };
+        let rate = |of: fn(&Usage) -> Option<u64>, per_ns: f64| {
+            let grown = |w: &[&Usage]| {
+                let &[a, b] = w else { return None };
+                let more = of(b)?.checked_sub(of(a)?)?;
+                (b.t > a.t).then(|| (a.t, more as f64 * per_ns / a.t.abs_diff(b.t) as f64))
+            };
+            samples.windows(2).filter_map(grown).collect()
+        };
+        let series = [
+            ("memory, its own", "MB", memory(|r| r.anonymous)),
+            ("memory, of files", "MB", memory(|r| r.files)),
+            ("memory, swapped out", "MB", memory(|r| r.swapped.filter(|n| *n > 0))),
+            ("CPUs in use", "CPUs", rate(|r| r.cpu_us, 1e3)),
+            ("wake-ups/s", "1/s", rate(|r| r.yields, 1e9)),
+        ];
+        let series = series.into_iter().filter(|(.., values)| values.len() > 1);
+        all.extend(series.map(|(name, unit, values)| GaugeSeries {
+            name: name.into(),
+            unit: unit.into(),
+            pid: Some(pid),
+            values,
+        }));
+    }
+    all
 }
 
 /// Counts per second of each CPU graph, over all threads. Uncounted ops are not part of the rate.

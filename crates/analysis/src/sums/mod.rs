@@ -11,3 +11,4 @@ pub mod series;
 pub mod submissions;
 pub mod tables;
 pub mod time_series;
+pub mod usage;

@@ -14,6 +14,7 @@ mod sensors;
 mod splits;
 mod tensors;
 mod threads;
+mod usage;
 
 use crate::column::Table;
 
@@ -29,6 +30,7 @@ pub const TABLES: &[&Table] = &[
     &counters::TABLE,
     &offcpu::TABLE,
     &sensors::TABLE,
+    &usage::TABLE,
     &experts::TABLE,
     &splits::TABLE,
     &fallbacks::TABLE,

@@ -296,6 +296,15 @@ impl<W: Write> Encoder<W> {
         self.write_process(r.pid)?;
         self.keep_here(state_key(r.pid, r.at), &Record::TargetState(*r))
     }
+
+    /// What a process uses now.
+    ///
+    /// # Errors
+    /// The trace cannot be written.
+    pub fn usage(&mut self, r: &Usage) -> Result<(), WriteError> {
+        self.begin_at(r.pid, r.t, 0)?;
+        self.open.put(Record::Usage(*r))
+    }
 }
 
 /// Under which a [`TargetState`] is kept.

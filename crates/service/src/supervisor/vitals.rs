@@ -39,14 +39,12 @@ impl ProcessVitals {
 
 fn parse(stat: &[u8], statm: &str) -> Option<ProcessVitals> {
     let fields = StatFields::parse(stat)?;
-    let ticks = fields.cpu_ticks()?;
     let pages: Vec<u64> = statm.split_ascii_whitespace().filter_map(|word| word.parse().ok()).collect();
-    // SAFETY: only returns numbers.
-    let (hz, page) = unsafe { (libc::sysconf(libc::_SC_CLK_TCK), libc::sysconf(libc::_SC_PAGESIZE)) };
-    let (hz, page) = (u64::try_from(hz).unwrap_or(100).max(1), u64::try_from(page).unwrap_or(4096));
+    // SAFETY: only returns a number.
+    let page = u64::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096);
     Some(ProcessVitals {
         state: u8::try_from(fields.state()?).ok()?,
-        cpu: Duration::from_millis(ticks.saturating_mul(1000) / hz),
+        cpu: fields.cpu()?,
         memory: pages.get(1)?.saturating_sub(*pages.get(2)?).saturating_mul(page),
     })
 }

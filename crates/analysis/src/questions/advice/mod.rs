@@ -33,6 +33,7 @@ pub mod rule;
 mod serving;
 pub mod settle;
 mod sleeping;
+mod spinning;
 mod states;
 mod threads;
 mod throttled;
@@ -48,7 +49,7 @@ use common::order;
 type Rule = fn(&RuleInput<'_>) -> Option<Advice>;
 
 /// The first ones are about threads that have no CPU: nothing else can be judged before that is mended.
-const RULES: [Rule; 34] = [
+const RULES: [Rule; 35] = [
     caller::rule,
     oversubscribed::rule,
     quota::rule,
@@ -83,11 +84,12 @@ const RULES: [Rule; 34] = [
     serving::again,
     serving::one_slot,
     states::rule,
+    spinning::rule,
 ];
 
 /// Rules that look at calls alone.
-const OF_CALLS: [Rule; 5] =
-    [serving::drafts, serving::starvation, serving::again, serving::one_slot, states::rule];
+const OF_CALLS: [Rule; 6] =
+    [serving::drafts, serving::starvation, serving::again, serving::one_slot, states::rule, spinning::rule];
 
 /// Rules without a CPU for each thread: they come first, whatever gain others predict.
 const FIRST: [&str; 4] = ["changing-callers", "oversubscribed", "cpu-quota", "idle-threads"];

@@ -19,7 +19,7 @@ pub fn rule(r: &RuleInput<'_>) -> Option<Advice> {
         rule: "sleeping-barriers",
         title: "let threads spin at barriers: they sleep there and are woken".into(),
         actions: vec![
-            "without OMP_WAIT_POLICY=passive and GOMP_SPINCOUNT in the engine's environment, or OMP_WAIT_POLICY=active".into(),
+            "without OMP_WAIT_POLICY=passive and GOMP_SPINCOUNT in the engine's environment".into(),
             "with llama.cpp's own threads: --poll 50 (the default) or more".into(),
         ],
         gain: None,

@@ -23,6 +23,7 @@ use crate::sums::offload::Offload;
 use crate::sums::op_cpus::CpuTable;
 use crate::sums::submissions::DeviceSubmissions;
 use crate::sums::tables::{OpRow, SplitRow, ThreadRow, TokenRow};
+use crate::sums::usage::ProcessUsage;
 
 /// A table of the report.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -109,6 +110,9 @@ pub struct Report {
     /// What the processes could use of the machine, in the order of time; omitted if not recorded.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub state: Vec<TargetState>,
+    /// What the processes used over time, and between their calls; omitted if not recorded.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub usage: Vec<ProcessUsage>,
     /// Processes with calls, and contexts of a process that has several. Everything below, down to `others`, is
     /// about the one shown.
     pub runs: Vec<RunRow>,

@@ -33,6 +33,7 @@ use crate::sums::ops::{OpTimes, PhaseSum, op_times};
 use crate::sums::peaks;
 use crate::sums::submissions::device_submissions;
 use crate::sums::tables::*;
+use crate::sums::usage::usage;
 use pfi::reader::Trace;
 
 /// Maximum number of other runs analysed: each takes another pass over the trace.
@@ -137,6 +138,7 @@ pub fn of(loaded: &mut Loaded<'_>, options: &ReportOptions, progress: &LoadProgr
         verdict: None,
         run: run(loaded),
         state: states(loaded),
+        usage: usage(loaded, &line, &requests.list),
         runs: Vec::new(),
         others: Vec::new(),
         others_left_out: 0,

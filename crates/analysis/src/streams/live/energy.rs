@@ -158,7 +158,7 @@ impl LiveEnergy {
             values.iter().for_each(|(id, value)| samples.entry(*id).or_default().push((*t, *value)));
         }
         let sensors: Vec<Sensor<'_>> = self.sensors.iter().map(LiveSensor::record).collect();
-        figures(&of_samples(&sensors, samples, &line), &line)
+        figures(&of_samples(&sensors, samples, &line, &[]), &line)
     }
 }
 

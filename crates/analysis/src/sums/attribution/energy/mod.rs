@@ -11,6 +11,7 @@ pub use self::primary::PrimaryEnergy;
 use self::track::{OverPhase, SensorIntegral, Track};
 use crate::recorded::calls::{Phase, Timeline};
 use crate::recorded::load::Loaded;
+use crate::sums::usage::idle_times;
 use common::order;
 use pfi::record::{Availability, Sensor, SensorKind, SensorOrigin};
 use pfi::sensor_values;
@@ -59,6 +60,17 @@ pub struct SourceRow {
     pub joules: f64,
     pub covered_ns: u64,
     pub phases: Vec<PhaseEnergy>,
+    /// While no call ran, see [`crate::sums::usage::IdleUse`]; omitted if there is no such time, or not known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub idle: Option<IdleEnergy>,
+}
+
+/// Energy of a time without calls, of which `covered_ns` is covered by samples of the sensor.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct IdleEnergy {
+    pub joules: f64,
+    pub covered_ns: u64,
+    pub watts: f64,
 }
 
 /// Energy of the calls of a phase.
@@ -114,7 +126,7 @@ pub fn energy(loaded: &Loaded<'_>, line: &Timeline) -> Option<EnergyReport> {
     for s in &causes.samples {
         sensor_values(s).for_each(|(id, value)| samples.entry(id).or_default().push((s.t, value)));
     }
-    let mut report = of_samples(&causes.sensors, samples, line);
+    let mut report = of_samples(&causes.sensors, samples, line, &idle_times(loaded, line));
     report.remarks = said.filter(|f| f.state == Availability::Partly).map(|f| f.why.to_owned());
     Some(report)
 }
@@ -122,8 +134,13 @@ pub fn energy(loaded: &Loaded<'_>, line: &Timeline) -> Option<EnergyReport> {
 /// The samples of each sensor, by its id: time and value.
 pub type SensorSamples = HashMap<u32, Vec<(i64, i64)>>;
 
-/// Energy figures of these calls from samples, which may be of a part of a recording.
-pub fn of_samples(sensors: &[Sensor<'_>], mut samples: SensorSamples, line: &Timeline) -> EnergyReport {
+/// Energy figures of these calls, and of these times without calls, from samples, which may be of a part of a recording.
+pub fn of_samples(
+    sensors: &[Sensor<'_>],
+    mut samples: SensorSamples,
+    line: &Timeline,
+    idle: &[(i64, i64)],
+) -> EnergyReport {
     let tracks: Vec<(&Sensor<'_>, Track, u64)> = sensors
         .iter()
         .map(|sensor| {
@@ -140,7 +157,8 @@ pub fn of_samples(sensors: &[Sensor<'_>], mut samples: SensorSamples, line: &Tim
                     s.kind == SensorKind::Current && s.name == sensor.name && sensor.kind == SensorKind::Power
                 };
                 let current = tracks.iter().find(current).map(|(_, track, _)| track);
-                report.sources.push(source(sensor, track, current, *n, line));
+                let row = source(sensor, track, current, *n, line);
+                report.sources.push(SourceRow { idle: of_idle(sensor, track, idle), ..row });
             }
             SensorKind::Current => {}
             kind => report.gauges.extend(gauge(sensor, kind, track, line)),
@@ -184,6 +202,28 @@ fn doubt(track: &Track, over: &OverPhase, covered: f64) -> Option<&'static str> 
     }
 }
 
+/// Power is in µW, which times ns is 1e-15 J; the pieces of a counter are in W.
+fn joule(sensor: &Sensor<'_>) -> f64 {
+    if sensor.kind == SensorKind::Power { 1e-15 } else { 1e-9 }
+}
+
+/// Of a slow sensor, which still shows what was before, the first refresh of each time is left out.
+fn of_idle(sensor: &Sensor<'_>, track: &Track, times: &[(i64, i64)]) -> Option<IdleEnergy> {
+    let mut all = SensorIntegral::default();
+    let mut ended = i64::MIN;
+    for &(from, to) in times {
+        let late = if from == ended { 0 } else { track.refresh.unwrap_or(0) };
+        track.over(from.saturating_add_unsigned(late), to, &mut all);
+        ended = to;
+    }
+    let joules = all.sum * joule(sensor);
+    (all.covered > 0 && !track.still).then(|| IdleEnergy {
+        joules,
+        covered_ns: all.covered,
+        watts: joules * 1e9 / all.covered as f64,
+    })
+}
+
 fn source(
     sensor: &Sensor<'_>,
     track: &Track,
@@ -191,8 +231,7 @@ fn source(
     samples: u64,
     line: &Timeline,
 ) -> SourceRow {
-    // Power is in µW, which times ns is 1e-15 J; the pieces of a counter are in W.
-    let joule = if sensor.kind == SensorKind::Power { 1e-15 } else { 1e-9 };
+    let joule = joule(sensor);
     let share = |over: &OverPhase| match over.ns {
         0 => 0.0,
         ns => over.integral.covered as f64 / ns as f64,
@@ -239,6 +278,7 @@ fn source(
         joules: all.sum * joule,
         covered_ns: all.covered,
         phases: Phase::ALL.iter().filter_map(phase).collect(),
+        idle: None,
     }
 }
 
