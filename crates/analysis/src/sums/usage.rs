@@ -243,9 +243,9 @@ mod tests {
     }
 
     fn loaded(lost: u64) -> Loaded<'static> {
-        let mut loaded = Loaded::default();
         // A call in the second and one in the fifth second.
-        loaded.tokens = vec![call(0, 3 * S / 2, 1000), call(1, 9 * S / 2, 1000)];
+        let tokens = vec![call(0, 3 * S / 2, 1000), call(1, 9 * S / 2, 1000)];
+        let mut loaded = Loaded { tokens, ..Loaded::default() };
         let samples = [(0, 0, 0, 10), (1, 900_000, 5, 20), (2, 1_900_000, 9, 30), (3, 1_910_000, 12, 30)];
         let more = [(4, 1_920_000, 15, 90), (5, 2_920_000, 20, 40), (6, 2_930_000, 24, 40)];
         loaded.causes.usage = samples.into_iter().chain(more).map(|(t, c, y, a)| used(t, c, y, a)).collect();
