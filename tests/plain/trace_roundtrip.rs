@@ -54,6 +54,20 @@ fn every_kind_of_record_comes_back() {
     token_has(1, "n_tokens: None,");
 }
 
+#[test]
+fn the_last_block_says_what_was_measured_after_the_beginning() {
+    let mut enc = encoder();
+    enc.hit_cost(321).unwrap();
+    let trace = Trace::from_bytes(enc.finish(&footer()).unwrap()).unwrap();
+    let mut seen = Vec::new();
+    each(&trace, |_, r| {
+        if let Record::Header(h) = r {
+            seen.push((h.hit_ns, Header { hit_ns: 0, ..h } == Header { hit_ns: 0, ..header() }));
+        }
+    });
+    assert_eq!(seen, [(header().hit_ns, true), (321, true)]);
+}
+
 /// Thread, start and CPU of every slice of a block, from nothing but that block.
 fn cpus_of(block: &Block) -> Vec<(u32, i64, Option<u16>)> {
     let (mut changes, mut out) = (HashMap::<u32, Vec<_>>::new(), Vec::new());

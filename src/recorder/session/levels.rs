@@ -57,6 +57,7 @@ impl Session {
             return Ok(());
         }
         self.hit_ns = calibration.hit_ns;
+        self.drain.borrow_mut().enc.hit_cost(self.hit_ns)?;
         self.options.calibration = Some(calibration);
         if self.options.budget.is_none() {
             return Ok(());

@@ -49,6 +49,8 @@ pub struct MemoryUse {
 pub struct MemoryGrowth {
     /// Requests that began meanwhile.
     pub requests: u64,
+    /// What it was before.
+    pub before: u64,
     /// Negative: it shrank.
     pub bytes: i64,
     pub bytes_per_request: f64,
@@ -200,9 +202,11 @@ fn growth(samples: &[&Usage], requests: &[Request]) -> Option<MemoryGrowth> {
     let first = samples.iter().find(|r| r.t >= *second && r.anonymous.is_some())?;
     let counted = begins.iter().filter(|t| **t >= first.t && **t < last.t).count() as u64;
     let [before, after] = [first, last].map(|r| MemoryUse::of(r).own());
-    let bytes = i64::try_from(after?).ok()?.checked_sub_unsigned(before?)?;
+    let (before, after) = (before?, after?);
+    let bytes = i64::try_from(after).ok()?.checked_sub_unsigned(before)?;
     (counted >= REQUESTS).then(|| MemoryGrowth {
         requests: counted,
+        before,
         bytes,
         bytes_per_request: bytes as f64 / counted as f64,
     })
@@ -299,7 +303,11 @@ mod tests {
         let begins = [0, S / 2, 3 * S / 2, 5 * S / 2, 9 * S / 2];
         let requests: Vec<Request> = begins.into_iter().map(request).collect();
         let growth = of(&mut loaded(0), &requests).growth.expect("three after the second");
-        assert_eq!((growth.requests, growth.bytes), (3, 20), "from 20 after a second to 40 at the end");
+        assert_eq!(
+            (growth.requests, growth.before, growth.bytes),
+            (3, 20, 20),
+            "from 20 after a second to 40 at the end"
+        );
         assert_eq!(of(&mut loaded(0), &requests[..4]).growth, None, "two");
     }
 }

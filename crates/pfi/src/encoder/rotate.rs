@@ -3,9 +3,11 @@
 
 use std::io::Write;
 
-use super::super::block::{BLOCK_HEADER, BlockHeader, file_header};
+use super::super::block::{BLOCK_HEADER, BlockHeader, Frame, Predictors, file_header, next_record};
+use super::super::describe::Past;
 use super::super::open::{WriteError, def};
 use super::super::output::{Growing, Output};
+use super::super::predict::CallPredictor;
 use super::super::record::{Footer, Header, Record, StateAt};
 use super::causes::state_key;
 use super::{Encoder, key_of};
@@ -42,6 +44,19 @@ impl<W: Write> Encoder<W> {
         self.check(begun)?;
         self.put_kept()?;
         Ok(old)
+    }
+
+    /// What a probe hit costs was measured after the trace had begun: its last block says it.
+    ///
+    /// # Errors
+    /// None that can happen: the header was written before.
+    pub fn hit_cost(&mut self, hit_ns: u32) -> Result<(), WriteError> {
+        let mut before = Predictors { calls: CallPredictor::new(0), tensors: Past::default() };
+        let mut bytes = self.header.bytes.as_slice();
+        if let Some(Frame::Record(Record::Header(begun))) = next_record(&mut bytes, &mut before) {
+            self.header = def(&Record::Header(Header { hit_ns, ..begun }))?;
+        }
+        Ok(())
     }
 
     /// A process has ended: later traces need not name it.

@@ -18,6 +18,7 @@ use crate::sums::attribution::interference::InterferenceRow;
 use crate::sums::attribution::pass::Misses;
 use crate::sums::attribution::replay::CrowdedWork;
 use crate::sums::tables::{OpRow, ThreadRow, op_rows, thread_rows};
+use crate::sums::usage::{MemoryGrowth, ProcessUsage};
 use ggml::names::fold;
 use pfi::record::{MemoryChange, Tensor};
 
@@ -87,25 +88,23 @@ pub struct WeightReads {
 }
 
 /// What a server keeps of sequences.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct SavedStates {
     /// Calls that save or load a state.
     pub saved: u64,
     pub loaded: u64,
-    /// Resident memory when the process was first and last looked at, bytes; `None` if it was looked at once.
-    pub resident: Option<[u64; 2]>,
+    /// How the process's own memory grew meanwhile.
+    pub growth: Option<MemoryGrowth>,
 }
 
 impl SavedStates {
-    fn of(loaded: &Loaded<'_>, pid: Option<u32>, states: &[&TargetState]) -> SavedStates {
+    fn of(loaded: &Loaded<'_>, pid: Option<u32>, usage: &[ProcessUsage]) -> SavedStates {
         let calls =
             |what| loaded.causes.memory.iter().filter(|m| m.what == what && Some(m.pid) == pid).count();
-        let resident: Vec<u64> = states.iter().filter_map(|s| s.resident_bytes).collect();
-        let ends = resident.split_first().zip(resident.last()).filter(|((_, rest), _)| !rest.is_empty());
         SavedStates {
             saved: calls(MemoryChange::Save) as u64,
             loaded: calls(MemoryChange::Load) as u64,
-            resident: ends.map(|((first, _), last)| [*first, *last]),
+            growth: usage.iter().find(|u| Some(u.pid) == pid).and_then(|u| u.growth),
         }
     }
 }
@@ -128,7 +127,7 @@ impl<'r> VerdictFacts<'r> {
             isa: input.loaded.peaks.iter().map(|p| p.isa).find(|isa| !isa.is_empty()),
             clock: ClockFacts::new(&states, &cpus),
             cpus,
-            saved: SavedStates::of(input.loaded, pid, &states),
+            saved: SavedStates::of(input.loaded, pid, &report.usage),
             memory_limit: states.last().and_then(|s| s.memory_limit.as_ref()),
             misses: input.why.and_then(|w| w.misses(input.idents, None)),
         }
