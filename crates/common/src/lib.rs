@@ -11,6 +11,8 @@ pub mod order;
 pub mod plain;
 pub mod redact;
 pub mod sha256;
+#[cfg(panic = "abort")]
+mod unwinder;
 
 /// Whether a value is zero, false or empty: serde leaves it out then.
 pub fn is_default<T: Default + PartialEq>(value: &T) -> bool {
