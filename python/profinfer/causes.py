@@ -1,4 +1,5 @@
-"""Tables of why ops took their time: counters, threads off the CPU, sensors, experts, kernels of devices."""
+"""Tables of why ops took their time: counters, threads off the CPU, sensors, memory and CPU time, experts, kernels of
+devices."""
 
 from array import array
 from itertools import chain, islice
@@ -110,6 +111,14 @@ def samples(records, offset):
             known = (sensor.name, sensor.kind, UNITS[sensor.kind]) if sensor else (None, None, None)
             rows.append((t + offset, id_, *known, unzigzag(value)))
     return from_rows("samples", fields, rows)
+
+
+def usage(records, offset):
+    """One row for each time at which a process was looked at."""
+    numbers = ("cpu_us", "team_us", "yields", "preemptions", "anonymous", "files", "shared", "swapped")
+    fields = (("time_ns", int), ("pid", int), *((name, MAYBE) for name in numbers))
+    rows = [(r.t + offset, r.pid, *(getattr(r, name) for name in numbers)) for r in records.of("Usage")]
+    return from_rows("usage", fields, rows)
 
 
 def experts(records):

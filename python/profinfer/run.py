@@ -225,6 +225,11 @@ class Run:
         return causes.samples(self._all, self._offset)
 
     @_once
+    def usage(self):
+        """One row for each time at which a process was looked at: CPU time since it began, and memory in bytes."""
+        return causes.usage(self._all, self._offset)
+
+    @_once
     def experts(self):
         """One row for each expert that a layer chose for a token."""
         return causes.experts(self._all)
@@ -267,7 +272,7 @@ class Run:
 
 
 TABLES = ("ops", "calls", "graphs", "splits", "cpu_graphs", "threads", "tensors", "counters", "op_counts", "offcpu", "sensors",
-          "samples", "experts", "kernels")
+          "samples", "usage", "experts", "kernels")
 
 
 def _device(record):

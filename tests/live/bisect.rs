@@ -27,7 +27,7 @@ fn the_flag_that_costs_the_time_is_found() {
     let good = format!("{engine} -p 2 -n 30 --layers 1 --op-ns 20000");
     let bad =
         format!("A=1 env {engine} -p 2 -n 30 --layers 1 --op-ns 20000 --slow kqv_out-0=5000000 --api decode");
-    let out = bisect(&good, &bad, &["--json", "--runs", "2", "--keep", keep.to_str().expect("UTF-8")]);
+    let out = bisect(&good, &bad, &["--json", "--runs", "3", "--keep", keep.to_str().expect("UTF-8")]);
     let found: Value =
         serde_json::from_slice(&out.stdout).unwrap_or_else(|e| panic!("{e}: {}", stderr(&out)));
     assert_eq!((out.status.code(), &found["ended"]), (Some(0), &"found".into()), "{found:#}");
@@ -42,7 +42,7 @@ fn the_flag_that_costs_the_time_is_found() {
     let last = all.iter().find(|c| c["with"] == found["culprits"]).expect("compared alone");
     assert_eq!(last["ops"][0][0], "MUL_MAT", "{last:#}");
     let kept = std::fs::read_dir(&keep).expect("kept").count();
-    assert_eq!(kept, all.len() * 4, "two of each side");
+    assert_eq!(kept, all.len() * 6, "three of each side");
 }
 
 #[test]
