@@ -10,7 +10,7 @@ use crate::recorded::load::Loaded;
 use common::order;
 use pfi::record::Usage;
 
-/// Requests, at least, over which the growth of the memory is told.
+/// Minimum number of requests for a memory growth figure.
 const REQUESTS: u64 = 3;
 
 /// What a process used.
@@ -142,7 +142,7 @@ fn idle_pairs<'l>(loaded: &'l Loaded<'_>, line: &Timeline) -> Vec<[&'l Usage; 2]
         let graphs =
             loaded.cpu_graphs.iter().filter(|g| g.pid == pid).map(|g| (g.t, ends(g.t, g.dur, false)));
         let others = loaded.causes.phases.iter().filter(|p| p.pid == pid);
-        let others = others.map(|p| (p.t, ends(p.t, p.dur, false)));
+        let others = others.map(|p| (p.t, ends(p.t, p.dur, p.cut)));
         let mut busy: Vec<(i64, i64)> = calls.chain(aside).chain(graphs).chain(others).collect();
         order::by_key(&mut busy, |(from, _)| (order::time(*from), 0));
         let Some((begin, _)) = busy.first() else { continue };
