@@ -215,7 +215,7 @@ fn growth(samples: &[&Usage], requests: &[Request]) -> Option<MemoryGrowth> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use pfi::record::{Entry, Footer, Token};
+    use pfi::record::{Entry, Footer, PhaseCall, Token};
 
     const S: i64 = 1_000_000_000;
 
@@ -281,6 +281,14 @@ mod tests {
         let mut cut = loaded(0);
         cut.tokens[1].cut = true;
         assert_eq!(of(&mut cut, &[]).idle.expect("before it").ns, 2_000_000_000, "a call that did not end");
+        let mut phase = loaded(0);
+        let load = PhaseCall { what: "load", pid: 7, tid: 7, t: 11 * S / 2, dur: 1, cut: true };
+        phase.causes.phases.push(load);
+        assert_eq!(
+            of(&mut phase, &[]).idle.expect("before it").ns,
+            2_000_000_000,
+            "a phase that did not end"
+        );
         let mut unknown = loaded(0);
         unknown.causes.usage[3].cpu_us = None;
         unknown.causes.usage[6].yields = Some(1);
